@@ -1,0 +1,1 @@
+//! The Quarry client: put and get values by one-sided RMA.

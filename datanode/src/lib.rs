@@ -1,0 +1,1 @@
+//! The data node: lends registered memory and judges who may write it.

@@ -1,0 +1,1 @@
+//! Safe one-sided RMA on libfabric: domains, endpoints, regions and operations as futures.

@@ -1,0 +1,1 @@
+//! Bindings to the installed libfabric, made by bindgen.

@@ -1,0 +1,1 @@
+//! The meta node: serves the directory and the shards.

@@ -1,0 +1,1 @@
+//! The pure state machines of Quarry's control plane: directory and shard.

@@ -1,0 +1,1 @@
+//! Many Raft groups on one sled log: consensus behind a few traits.

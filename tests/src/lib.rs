@@ -1,0 +1,1 @@
+//! Cluster harness and the test suites that run real processes.

@@ -1,0 +1,2 @@
+//! Administer a Quarry meta cluster.
+fn main() {}

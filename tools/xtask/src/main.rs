@@ -1,0 +1,2 @@
+//! Chores of the Quarry repository.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The gRPC services of Quarry and the version check of each call.
