@@ -1,1 +1,15 @@
-//! The gRPC services of Quarry and the version check of each call.
+//! The gRPC services of Quarry: messages, refusals, the version check of each call, and byte counters.
+//!
+//! Transport only. What is signed is defined in `quarry-wire` and travels here as bytes. Conversions between messages and the checked types
+//! of `quarry-wire` stand in [`convert`]: unchecked input becomes a checked type once, at the door.
+
+pub mod convert;
+pub mod counters;
+pub mod protocol;
+pub mod refusal;
+
+/// The generated messages and services (`proto/quarry.proto`).
+#[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code")]
+pub mod v1 {
+    tonic::include_proto!("quarry.v1");
+}
