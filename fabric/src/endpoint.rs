@@ -1,0 +1,442 @@
+//! Endpoints, peers, and the life of an operation from call to outcome.
+//!
+//! Decides how operations are posted, bounded and ended, and how an endpoint is closed. Leaves the waiting for the network to
+//! `poller.rs`, reopening to `client.rs`, and retries of operations to the callers.
+//!
+//! Keeps, with one lock: calls into libfabric hold `gate` for reading, `close` takes it for writing. So nobody is inside
+//! libfabric while an endpoint is closed, and nobody gets in afterwards. Nothing that could enter again (wakers, dropped peers)
+//! runs while the gate is held.
+
+use crate::{
+    Access, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Provider, Registration, RemoteSpan,
+    operation::{Op, Outcome, Pending, Permits},
+    poller::Poller,
+    raw::{self, Direction, Domain, Order, Source, Wires},
+};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    collections::HashMap,
+    fmt,
+    net::IpAddr,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::{Instant, sleep_until, timeout_at},
+};
+
+/// Operations in flight on one endpoint at most.
+const DEPTH_MAX: usize = 192;
+/// Operations in flight to one peer at most: a silent peer must not take the room of the others.
+const PEER_DEPTH_MAX: usize = 64;
+/// First and longest pause before a post is tried again that the provider had no room or no connection for.
+const RETRY_FIRST: Duration = Duration::from_millis(1);
+const RETRY_LONGEST: Duration = Duration::from_millis(10);
+/// Rounds of progress for one endpoint before others have their turn.
+const ROUNDS: usize = 64;
+
+// One silent peer leaves room for at least two others.
+const _: () = assert!(PEER_DEPTH_MAX * 3 <= DEPTH_MAX);
+
+/// How an endpoint is to be opened.
+#[derive(Debug, Clone)]
+pub struct EndpointConfig {
+    /// Checked provider, see [`Provider::detect`].
+    pub provider: Provider,
+    /// The local address that peers reach it at.
+    pub bind: IpAddr,
+    /// The port, or none to let the system choose.
+    pub port: Option<u16>,
+}
+
+/// A libfabric endpoint in a domain of its own, served from `open` to `close` by this process's poller thread.
+///
+/// Clones are the same endpoint; it is closed when the last one is dropped, if not before.
+#[derive(Clone)]
+pub struct Endpoint {
+    owner: Arc<Owner>,
+}
+
+/// Closes the endpoint when the last clone goes; `Core` itself is also held by the poller and by peers.
+struct Owner {
+    core: Arc<Core>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.core.close();
+    }
+}
+
+/// What the clones, the poller and the peers share.
+pub(crate) struct Core {
+    /// None once closed.
+    gate: RwLock<Option<Wires>>,
+    closed: AtomicBool,
+    domain: Arc<Domain>,
+    address: FabricAddress,
+    number: u64,
+    poller: &'static Poller,
+    pending: Pending,
+    /// Memory that peers may be touching until the endpoint is closed, by its address.
+    exposed: Mutex<HashMap<usize, Arc<Memory>>>,
+    depth: Arc<Semaphore>,
+    /// Told when the endpoint made progress, for those whose post found no room.
+    moved: Notify,
+    next_local_key: AtomicU64,
+}
+
+/// A peer that an endpoint can reach; forgotten when the last clone and the last operation to it are gone.
+#[derive(Clone)]
+pub struct Peer {
+    entry: Arc<PeerEntry>,
+}
+
+pub(crate) struct PeerEntry {
+    core: Arc<Core>,
+    number: u64,
+    address: FabricAddress,
+    depth: Arc<Semaphore>,
+}
+
+impl Endpoint {
+    /// Opens an endpoint and starts serving it.
+    ///
+    /// # Errors
+    /// [`FabricError::AddressInUse`], [`FabricError::BindUnspecified`], [`FabricError::NoProvider`], [`FabricError::Library`].
+    pub fn open(config: EndpointConfig) -> Result<Self, FabricError> {
+        let EndpointConfig { provider, bind, port } = config;
+        if bind.is_unspecified() {
+            return Err(FabricError::BindUnspecified { ip: bind });
+        }
+        let poller = Poller::shared()?;
+        let source = Source { ip: bind, port };
+        let domain = Arc::new(Domain::open(raw::discover(provider.name(), &source)?)?);
+        let wires = Wires::open(Arc::clone(&domain), &source)?;
+        let descriptor = wires.descriptor();
+        let core = Arc::new(Core {
+            closed: AtomicBool::new(false),
+            address: wires.address()?,
+            number: poller.number(),
+            poller,
+            pending: Pending::default(),
+            exposed: Mutex::default(),
+            // Below the provider's own depth, so that a full queue is ours to wait for.
+            depth: Arc::new(Semaphore::new((domain.info.transmit_depth() * 3 / 4).clamp(1, DEPTH_MAX))),
+            moved: Notify::new(),
+            next_local_key: AtomicU64::new(1),
+            gate: RwLock::new(Some(wires)),
+            domain,
+        });
+        let endpoint = Self { owner: Arc::new(Owner { core: Arc::clone(&core) }) };
+        poller.add(&core, core.number, descriptor)?;
+        // Descriptors mean something only after the queue was asked whether one may sleep.
+        core.settle();
+        Ok(endpoint)
+    }
+
+    /// The address that peers connect to.
+    #[must_use]
+    pub fn address(&self) -> FabricAddress {
+        self.core().address.clone()
+    }
+
+    /// Registers a range of memory. The key is the caller's (random, where it protects something); without one, the next of a
+    /// sequence is taken, which is meant for [`Access::Local`]. Providers of RDMA cards choose keys themselves: see
+    /// [`Registration::key`].
+    ///
+    /// # Errors
+    /// [`FabricError::OutOfRange`], [`FabricError::KeyInUse`], [`FabricError::Closed`], [`FabricError::Library`].
+    pub fn register(
+        &self,
+        memory: &Arc<Memory>,
+        range: Range<usize>,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Registration, FabricError> {
+        let core = self.core();
+        let gate = core.gate.read();
+        if gate.is_none() {
+            return Err(FabricError::Closed { what: "endpoint" });
+        }
+        let key = key.unwrap_or_else(|| core.next_local_key.fetch_add(1, Ordering::Relaxed));
+        let registration = Registration::new(&core.domain, memory, range, access, key)?;
+        if access != Access::Local {
+            core.exposed.lock().entry(memory.start().addr()).or_insert_with(|| Arc::clone(memory));
+        }
+        Ok(registration)
+    }
+
+    /// Makes a peer known. Nothing is sent: the connection is made by the first operation, and again by the next one after it
+    /// broke, also to another process at the same address.
+    ///
+    /// # Errors
+    /// [`FabricError::BadAddress`], [`FabricError::Closed`], [`FabricError::Library`].
+    pub fn connect(&self, peer: &FabricAddress) -> Result<Peer, FabricError> {
+        let core = self.core();
+        core.address.check_kind_of(peer)?;
+        let gate = core.gate.read();
+        let wires = gate.as_ref().ok_or(FabricError::Closed { what: "endpoint" })?;
+        let number = wires.insert(peer)?;
+        drop(gate);
+        let depth = Arc::new(Semaphore::new(PEER_DEPTH_MAX));
+        let entry = PeerEntry { core: Arc::clone(core), number, address: peer.clone(), depth };
+        Ok(Peer { entry: Arc::new(entry) })
+    }
+
+    /// Writes local bytes to a peer. `Ok` means that they are visible in the target's memory.
+    ///
+    /// Needs a tokio runtime with its timer. Dropping the future does not cancel the write.
+    ///
+    /// # Errors
+    /// See [`OperationError`]. [`OperationError::Deadline`] closed this endpoint.
+    pub async fn write(
+        &self,
+        peer: &Peer,
+        local: LocalSpan,
+        remote: RemoteSpan,
+        deadline: Instant,
+    ) -> Result<(), OperationError> {
+        self.core().run(Direction::Write, peer, local, remote, deadline).await
+    }
+
+    /// Reads a peer's bytes into local memory. `Ok` means that they are there; what they are worth is the caller's to check.
+    ///
+    /// Needs a tokio runtime with its timer. Dropping the future does not cancel the read.
+    ///
+    /// # Errors
+    /// See [`OperationError`]. [`OperationError::Deadline`] closed this endpoint.
+    pub async fn read(
+        &self,
+        peer: &Peer,
+        local: LocalSpan,
+        remote: RemoteSpan,
+        deadline: Instant,
+    ) -> Result<(), OperationError> {
+        self.core().run(Direction::Read, peer, local, remote, deadline).await
+    }
+
+    /// Closes the endpoint: the fence. When it returns (to whichever caller), no remote byte lands or leaves through it any
+    /// more, operations in flight have failed with [`OperationError::Closed`], and their buffers are free.
+    ///
+    /// Takes tens of microseconds and may be called from async code. If libfabric cannot close it, the process aborts: going on
+    /// without the fence would let a fenced writer reach memory that was given to another.
+    pub fn close(&self) {
+        self.core().close();
+    }
+
+    /// Whether it was closed, by [`close`](Self::close) or by an operation past its deadline.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.core().closed.load(Ordering::Acquire)
+    }
+
+    /// Operations in flight, those of dropped futures included.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.core().pending.len()
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.owner.core
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("address", &self.core().address).field("closed", &self.is_closed()).finish()
+    }
+}
+
+impl Peer {
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> &FabricAddress {
+        &self.entry.address
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Peer").field(&self.entry.address).finish()
+    }
+}
+
+impl Drop for PeerEntry {
+    fn drop(&mut self) {
+        if let Some(wires) = self.core.gate.read().as_ref() {
+            wires.remove(self.number);
+        }
+    }
+}
+
+/// What became of a post.
+enum Posted {
+    Started,
+    /// No room at the provider, or no connection yet.
+    Again,
+}
+
+impl Core {
+    async fn run(
+        self: &Arc<Self>,
+        direction: Direction,
+        peer: &Peer,
+        local: LocalSpan,
+        remote: RemoteSpan,
+        deadline: Instant,
+    ) -> Result<(), OperationError> {
+        self.check(peer, &local, &remote)?;
+        let op = Op::new(local, Arc::clone(&peer.entry), deadline);
+        let mut pause = RETRY_FIRST;
+        loop {
+            let room = self.room(&peer.entry, deadline).await?;
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            // Listen before the post is tried: progress right after it must not be missed.
+            moved.as_mut().enable();
+            match self.post(direction, &op, &remote, room)? {
+                Posted::Started => break,
+                Posted::Again => {
+                    // Without a connection there is nothing in flight here whose completion would wake us.
+                    let retry = Instant::now() + pause;
+                    if retry >= deadline {
+                        sleep_until(deadline).await;
+                        return Err(OperationError::NotStarted);
+                    }
+                    let _ = timeout_at(retry, moved).await;
+                    pause = (pause * 2).min(RETRY_LONGEST);
+                }
+            }
+        }
+        if let Ok(outcome) = timeout_at(deadline, Outcome(&op)).await {
+            return outcome;
+        }
+        // Only closing the endpoint gives the buffer back.
+        if let Some(outcome) = op.take() {
+            return outcome;
+        }
+        tracing::warn!(peer = %peer.entry.address, "an operation did not complete by its deadline, closing its endpoint");
+        self.close();
+        op.take().unwrap_or(Err(OperationError::Deadline))
+    }
+
+    fn check(self: &Arc<Self>, peer: &Peer, local: &LocalSpan, remote: &RemoteSpan) -> Result<(), OperationError> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(OperationError::Closed);
+        }
+        if !Arc::ptr_eq(self, &peer.entry.core) {
+            return Err(FabricError::WrongEndpoint { what: "peer" }.into());
+        }
+        if !local.registration.belongs_to(&self.domain) {
+            return Err(FabricError::WrongEndpoint { what: "registration" }.into());
+        }
+        let length = local.range.len() as u64;
+        if length != remote.len || length == 0 {
+            return Err(FabricError::LengthMismatch { local: length, remote: remote.len }.into());
+        }
+        Ok(())
+    }
+
+    /// Waits for room in the peer's queue, then in ours.
+    async fn room(&self, peer: &PeerEntry, deadline: Instant) -> Result<Permits, OperationError> {
+        let both = async {
+            let peer = Arc::clone(&peer.depth).acquire_owned().await;
+            let own = Arc::clone(&self.depth).acquire_owned().await;
+            own.and_then(|own| Ok((own, peer?))).map_err(|_| OperationError::Closed)
+        };
+        timeout_at(deadline, both).await.unwrap_or(Err(OperationError::NotStarted))
+    }
+
+    fn post(
+        &self,
+        direction: Direction,
+        op: &Arc<Op>,
+        remote: &RemoteSpan,
+        room: Permits,
+    ) -> Result<Posted, OperationError> {
+        let gate = self.gate.read();
+        let wires = gate.as_ref().ok_or(OperationError::Closed)?;
+        op.hold(room);
+        // Before the post: its completion may come before the post returns.
+        self.pending.insert(op);
+        let rc = op.span.registration.with_region(|region| {
+            wires.post(&Order {
+                direction,
+                local: op.span.start(),
+                length: op.span.range.len(),
+                region,
+                peer: op.peer.number,
+                remote_address: remote.address,
+                remote_key: remote.key,
+                context: op.context(),
+            })
+        });
+        drop(gate);
+        if rc == Some(0) {
+            return Ok(Posted::Started);
+        }
+        self.pending.forget(op);
+        op.release();
+        match rc {
+            None => Err(FabricError::Closed { what: "registration" }.into()),
+            Some(rc) if rc == -libc::EAGAIN => {
+                // The provider may be waiting for us to look.
+                self.progress();
+                Ok(Posted::Again)
+            }
+            Some(rc) => Err(OperationError::Failed { errno: -rc, provider_errno: 0, text: raw::strerror(-rc) }),
+        }
+    }
+
+    /// Drives the provider once and finishes what completed; false if there was nothing.
+    fn progress(&self) -> bool {
+        let mut completions = Vec::new();
+        let any = self.gate.read().as_ref().is_some_and(|wires| wires.progress(&mut completions));
+        self.pending.complete(completions);
+        any
+    }
+
+    /// Drives the provider until its descriptor may be waited for; false if others should have their turn first.
+    pub(crate) fn settle(&self) -> bool {
+        let mut calm = false;
+        for _ in 0..ROUNDS {
+            while self.progress() {}
+            calm = self.gate.read().as_ref().is_none_or(Wires::may_sleep);
+            if calm {
+                break;
+            }
+        }
+        self.moved.notify_waiters();
+        calm
+    }
+
+    /// Whether an operation is past its deadline without anybody having seen to it.
+    pub(crate) fn overdue(&self, now: Instant) -> bool {
+        self.pending.overdue(now)
+    }
+
+    pub(crate) fn close(&self) {
+        let mut late = Vec::new();
+        {
+            let mut gate = self.gate.write();
+            let Some(wires) = gate.take() else { return };
+            self.closed.store(true, Ordering::Release);
+            self.poller.remove(self.number, wires.descriptor());
+            if let Err(error) = wires.close(&mut late) {
+                tracing::error!(%error, address = %self.address, "an endpoint cannot be closed, so its fence cannot be kept: aborting");
+                std::process::abort();
+            }
+        }
+        self.depth.close();
+        self.pending.abandon(late, Instant::now());
+        self.moved.notify_waiters();
+        let exposed = std::mem::take(&mut *self.exposed.lock());
+        drop(exposed);
+    }
+}

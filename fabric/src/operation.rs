@@ -1,0 +1,184 @@
+//! One operation in flight: what it owns, how it ends, and the future that waits for it.
+//!
+//! Invariant: while an operation is in [`Pending`], libfabric may touch its context and buffer, and `Pending` keeps both alive.
+//! It leaves by its completion, by a refused post, or after its endpoint was closed, and is finished exactly once.
+
+use crate::{
+    LocalSpan, OperationError,
+    endpoint::PeerEntry,
+    raw::{Completion, Failure},
+};
+use libfabric_sys::fi_context2;
+use parking_lot::Mutex;
+use std::{
+    cell::UnsafeCell,
+    collections::HashMap,
+    ffi::c_void,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+/// Room in the queues: the endpoint's and the peer's.
+pub(crate) type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+
+/// An operation; its address is its name at libfabric.
+pub(crate) struct Op {
+    /// libfabric's own while the operation is in flight.
+    context: UnsafeCell<fi_context2>,
+    pub(crate) span: LocalSpan,
+    pub(crate) peer: Arc<PeerEntry>,
+    deadline: Instant,
+    state: Mutex<State>,
+}
+
+enum State {
+    Waiting { waker: Option<Waker>, permits: Option<Permits> },
+    Done(Result<(), OperationError>),
+    Taken,
+}
+
+// SAFETY: `context` is never touched by us, only by libfabric, which guards it itself; all else is `Send` and `Sync`.
+unsafe impl Send for Op {}
+// SAFETY: as above.
+unsafe impl Sync for Op {}
+
+impl Op {
+    pub(crate) fn new(span: LocalSpan, peer: Arc<PeerEntry>, deadline: Instant) -> Arc<Self> {
+        Arc::new(Self {
+            context: UnsafeCell::new(fi_context2::default()),
+            span,
+            peer,
+            deadline,
+            state: Mutex::new(State::Waiting { waker: None, permits: None }),
+        })
+    }
+
+    /// What to give libfabric as context.
+    pub(crate) fn context(&self) -> *mut c_void {
+        self.context.get().cast()
+    }
+
+    /// Keeps the room that it takes until it is finished.
+    pub(crate) fn hold(&self, room: Permits) {
+        if let State::Waiting { permits, .. } = &mut *self.state.lock() {
+            *permits = Some(room);
+        }
+    }
+
+    /// Gives back the room of a refused post.
+    pub(crate) fn release(&self) {
+        let room = match &mut *self.state.lock() {
+            State::Waiting { permits, .. } => permits.take(),
+            State::Done(_) | State::Taken => None,
+        };
+        drop(room);
+    }
+
+    /// Ends it. Permits and waker act outside of the lock.
+    fn finish(&self, outcome: Result<(), OperationError>) {
+        let before = {
+            let mut state = self.state.lock();
+            if !matches!(*state, State::Waiting { .. }) {
+                return;
+            }
+            std::mem::replace(&mut *state, State::Done(outcome))
+        };
+        if let State::Waiting { waker, permits } = before {
+            drop(permits);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// The outcome, if there is one and nobody took it.
+    pub(crate) fn take(&self) -> Option<Result<(), OperationError>> {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::Done(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Done(outcome) => Some(outcome),
+            State::Waiting { .. } | State::Taken => None,
+        }
+    }
+}
+
+/// Waits for an operation's outcome. Dropping it changes nothing for the operation.
+pub(crate) struct Outcome<'a>(pub(crate) &'a Op);
+
+impl Future for Outcome<'_> {
+    type Output = Result<(), OperationError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.0.state.lock();
+        if let State::Waiting { waker, .. } = &mut *state {
+            match waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => *waker = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Done(outcome) => Poll::Ready(outcome),
+            State::Waiting { .. } | State::Taken => unreachable!("an outcome is awaited once"),
+        }
+    }
+}
+
+/// All operations that libfabric may still touch, by context.
+#[derive(Default)]
+pub(crate) struct Pending {
+    operations: Mutex<HashMap<usize, Arc<Op>>>,
+}
+
+impl Pending {
+    pub(crate) fn insert(&self, op: &Arc<Op>) {
+        self.operations.lock().insert(op.context().addr(), Arc::clone(op));
+    }
+
+    /// For a post that was refused: libfabric forgot the context.
+    pub(crate) fn forget(&self, op: &Arc<Op>) {
+        self.operations.lock().remove(&op.context().addr());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.operations.lock().len()
+    }
+
+    /// Whether one should have ended by now, and nobody saw to it (its future was dropped, or its runtime is stuck).
+    pub(crate) fn overdue(&self, now: Instant) -> bool {
+        self.operations.lock().values().any(|op| op.deadline < now)
+    }
+
+    /// Finishes what completed. Completions that name none of ours (the provider's own) are passed over.
+    pub(crate) fn complete(&self, completions: Vec<Completion>) {
+        for Completion { context, outcome } in completions {
+            let op = self.operations.lock().remove(&context);
+            if let Some(op) = op {
+                op.finish(outcome.map_err(|Failure { errno, provider_errno, text }| OperationError::Failed {
+                    errno,
+                    provider_errno,
+                    text,
+                }));
+            }
+        }
+    }
+
+    /// After the endpoint was closed: what completed well in the end did; the rest is closed under its feet.
+    pub(crate) fn abandon(&self, late: Vec<Completion>, now: Instant) {
+        let mut operations = std::mem::take(&mut *self.operations.lock());
+        for completion in late.into_iter().filter(|completion| completion.outcome.is_ok()) {
+            if let Some(op) = operations.remove(&completion.context) {
+                op.finish(Ok(()));
+            }
+        }
+        for op in operations.into_values() {
+            let error = if op.deadline <= now { OperationError::Deadline } else { OperationError::Closed };
+            op.finish(Err(error));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The thread that makes progress: one per process serves every endpoint, ours and those that peers use.
+//!
+//! Decides when an endpoint is looked at: when its descriptor says so, and all of them every [`SWEEP`], so that a wake-up that
+//! a provider forgot costs that long at most. Leaves to `endpoint.rs` what is done then. An endpoint leaves the poller before
+//! it is closed; the thread may still hold it for a moment, and finds it closed.
+
+use crate::{FabricError, endpoint::Core};
+use parking_lot::Mutex;
+use rustix::{
+    event::{Timespec, epoll},
+    fd::{BorrowedFd, OwnedFd},
+};
+use std::{
+    collections::HashMap,
+    mem::MaybeUninit,
+    os::fd::RawFd,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// How often every endpoint is looked at, whatever its descriptor says.
+const SWEEP: Duration = Duration::from_millis(100);
+/// Endpoints that one wait reports at most.
+const EVENTS: usize = 64;
+
+pub(crate) struct Poller {
+    epoll: OwnedFd,
+    endpoints: Mutex<HashMap<u64, Arc<Core>>>,
+    next: AtomicU64,
+}
+
+impl Poller {
+    /// This process's poller, started at the first call.
+    pub(crate) fn shared() -> Result<&'static Self, FabricError> {
+        static SHARED: OnceLock<Result<Poller, FabricError>> = OnceLock::new();
+        static STARTED: OnceLock<Result<(), FabricError>> = OnceLock::new();
+        let poller = SHARED.get_or_init(|| {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| system("epoll_create1", &error))?;
+            Ok(Self { epoll, endpoints: Mutex::default(), next: AtomicU64::new(0) })
+        });
+        let poller = poller.as_ref().map_err(Clone::clone)?;
+        STARTED
+            .get_or_init(|| {
+                let thread = std::thread::Builder::new().name("fabric-poller".to_owned());
+                thread.spawn(|| poller.run()).map(drop).map_err(|error| system("starting the poller thread", &error))
+            })
+            .clone()?;
+        Ok(poller)
+    }
+
+    /// A number for an endpoint; never given again, so a late event cannot hit the wrong one.
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Begins to serve an endpoint.
+    pub(crate) fn add(&self, core: &Arc<Core>, number: u64, descriptor: RawFd) -> Result<(), FabricError> {
+        self.endpoints.lock().insert(number, Arc::clone(core));
+        // SAFETY: the queue that owns the descriptor is open: the caller holds its endpoint open.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(|error| {
+            self.endpoints.lock().remove(&number);
+            system("epoll_ctl(ADD)", &error)
+        })
+    }
+
+    /// Stops serving an endpoint, before it is closed.
+    pub(crate) fn remove(&self, number: u64, descriptor: RawFd) {
+        // SAFETY: the queue that owns the descriptor is open: the caller is about to close it.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        if let Err(error) = epoll::delete(&self.epoll, descriptor) {
+            tracing::error!(%error, "an endpoint's descriptor was not in the poller");
+        }
+        self.endpoints.lock().remove(&number);
+    }
+
+    fn run(&self) {
+        let mut events = [MaybeUninit::uninit(); EVENTS];
+        // Endpoints that had more to do than one turn allows.
+        let mut restless: Vec<Arc<Core>> = Vec::new();
+        let mut next_sweep = Instant::now() + SWEEP;
+        loop {
+            let wait =
+                if restless.is_empty() { next_sweep.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
+            let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+            let ready = match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
+                Ok((ready, _)) => &*ready,
+                Err(rustix::io::Errno::INTR) => &[],
+                Err(error) => {
+                    // Cannot happen with a valid epoll descriptor. Without progress every peer hangs; dying tells them.
+                    tracing::error!(%error, "epoll_wait failed, giving up");
+                    std::process::abort();
+                }
+            };
+            let mut turn = std::mem::take(&mut restless);
+            {
+                let endpoints = self.endpoints.lock();
+                turn.extend(ready.iter().filter_map(|event| endpoints.get(&event.data.u64()).cloned()));
+            }
+            let now = Instant::now();
+            if now >= next_sweep {
+                next_sweep = now + SWEEP;
+                turn = self.endpoints.lock().values().cloned().collect();
+                for core in turn.iter().filter(|core| core.overdue(now)) {
+                    core.close();
+                }
+            }
+            restless.extend(turn.into_iter().filter(|core| !core.settle()));
+        }
+    }
+}
+
+fn system(call: &'static str, error: &dyn std::error::Error) -> FabricError {
+    FabricError::System { call, text: error.to_string(), hint: "; check the limits of threads and open files" }
+}
