@@ -1,0 +1,3 @@
+//! The signed statements: what is believed, and what is not.
+
+mod statements;
