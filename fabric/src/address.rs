@@ -103,6 +103,7 @@ impl fmt::Debug for FabricAddress {
 mod tests {
     use super::*;
 
+    #[expect(clippy::host_endian_bytes, reason = "sa_family is in the host's order by definition")]
     fn socket_v4(ip: [u8; 4], port: u16) -> Vec<u8> {
         let mut bytes = u16::try_from(libc::AF_INET).unwrap().to_ne_bytes().to_vec();
         bytes.extend(port.to_be_bytes());

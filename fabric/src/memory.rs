@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn bytes_copied_in_come_out_again_at_every_alignment() {
         let memory = Memory::allocate(64 << 10).unwrap();
-        let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7 % 251) as u8 + 1).collect();
+        let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7 % 251).to_le_bytes()[0] + 1).collect();
         for offset in [0, 1, 7, 8, 4095, (64 << 10) - 1000] {
             memory.copy_in(offset, &bytes).unwrap();
             let mut out = vec![0; 1000];
