@@ -1,0 +1,427 @@
+//! One Raft group on this node: propose, read, watch, change.
+//! Decides nothing about the state; translates between openraft and this crate's words.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::{ClientWriteError, Fatal, ForwardToLeader, InitializeError, LinearizableReadError};
+use openraft::raft::{AppendEntriesRequest, ReadPolicy, TransferLeaderRequest, VoteRequest};
+use openraft::{BasicNode, Raft};
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::error::{LeaderHint, ProposeError, RaftError, ReadError};
+use crate::ids::{GroupId, LogIndex, RaftNodeId, Term};
+use crate::machine::{MAX_COMMAND_BYTES, Machine};
+use crate::reads::Rounds;
+use crate::replica::{Cell, Replica};
+use crate::status::GroupStatus;
+use crate::store::Store;
+use crate::store::snapshot::{SnapshotFile, Snapshots};
+use crate::transport::{Boxed, Port, decode, encode, pb};
+use crate::types::{Command, Reply, Snapshot, Types, Vote, term_of};
+
+pub(crate) type Node<M> = Raft<Types, Replica<M>>;
+
+/// A command that was applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Applied<T> {
+    /// Its place in the log.
+    pub index: LogIndex,
+    /// The term of the leader that took it in.
+    pub term: Term,
+    /// What the machine answered.
+    pub outcome: T,
+}
+
+/// A handle to one group. Cheap to clone.
+pub struct Group<M: Machine> {
+    inner: Arc<Inner<M>>,
+}
+
+impl<M: Machine> Clone for Group<M> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<M: Machine> std::fmt::Debug for Group<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+struct Inner<M: Machine> {
+    id: GroupId,
+    node: RaftNodeId,
+    raft: Node<M>,
+    cell: Arc<Cell<M>>,
+    store: Arc<Store>,
+    status: watch::Receiver<GroupStatus>,
+    rounds: Rounds,
+    /// Changes of members are made one after the other: two at once may leave a joint membership behind.
+    changes: tokio::sync::Mutex<()>,
+    propose_deadline: Duration,
+}
+
+impl<M: Machine> Group<M> {
+    pub(crate) fn new(
+        id: GroupId,
+        node: RaftNodeId,
+        raft: Node<M>,
+        cell: Arc<Cell<M>>,
+        store: Arc<Store>,
+        propose_deadline: Duration,
+    ) -> Self {
+        let mut metrics = raft.metrics();
+        let first = GroupStatus::new(id, &metrics.borrow_watched(), &cell);
+        let (publish, status) = watch::channel(first);
+        let watched = Arc::clone(&cell);
+        tokio::spawn(async move {
+            while metrics.changed().await.is_ok() && !publish.is_closed() {
+                let now = GroupStatus::new(id, &metrics.borrow_watched(), &watched);
+                publish.send_if_modified(|before| {
+                    let changed = *before != now;
+                    *before = now;
+                    changed
+                });
+            }
+        });
+        let (rounds, changes) = (Rounds::default(), tokio::sync::Mutex::new(()));
+        Self { inner: Arc::new(Inner { id, node, raft, cell, store, status, rounds, changes, propose_deadline }) }
+    }
+
+    /// The group's name.
+    pub fn id(&self) -> GroupId {
+        self.inner.id
+    }
+
+    /// Forms the group: once, on one node, with the `host:port` of every member. All members must host the group.
+    ///
+    /// # Errors
+    /// [`RaftError::AlreadyInitialized`] when this node has a log already; [`RaftError::NotAMember`] when the list
+    /// leaves this node out.
+    pub async fn initialize(&self, members: BTreeMap<RaftNodeId, String>) -> Result<(), RaftError> {
+        let ids: BTreeSet<RaftNodeId> = members.keys().copied().collect();
+        let nodes: BTreeMap<u64, BasicNode> =
+            members.into_iter().map(|(id, addr)| (id.0, BasicNode { addr })).collect();
+        self.inner.raft.initialize(nodes).await.map_err(|error| match error {
+            openraft::errors::RaftError::APIError(InitializeError::NotAllowed(_)) => {
+                RaftError::AlreadyInitialized { group: self.inner.id }
+            }
+            openraft::errors::RaftError::APIError(InitializeError::NotInMembers(_)) => {
+                RaftError::NotAMember { node: self.inner.node, members: ids }
+            }
+            openraft::errors::RaftError::Fatal(fatal) => self.fatal(&fatal),
+        })
+    }
+
+    /// Whether the group was formed, as far as this node knows.
+    pub fn is_initialized(&self) -> bool {
+        !self.status().members.is_empty()
+    }
+
+    /// Appends a command and waits until it is applied here.
+    ///
+    /// # Errors
+    /// See [`ProposeError`]: only [`ProposeError::Indeterminate`] leaves open whether the command is applied. Dropping
+    /// the future leaves it open too.
+    pub async fn propose(&self, command: Bytes) -> Result<Applied<M::Outcome>, ProposeError> {
+        let command = self.admit(command)?;
+        let limit = self.inner.propose_deadline;
+        let written = timeout(limit, self.inner.raft.client_write(command)).await;
+        match written {
+            Ok(Ok(response)) => Ok(applied(&response.log_id, response.data)),
+            Ok(Err(openraft::errors::RaftError::APIError(error))) => Err(refused(error)),
+            Ok(Err(openraft::errors::RaftError::Fatal(fatal))) => Err(unknown(&fatal)),
+            Err(_) => Err(ProposeError::Indeterminate { why: format!("not applied within {limit:?}") }),
+        }
+    }
+
+    /// Appends several commands together, as entries of their own, and waits for all. The results are in the order of
+    /// the commands; each stands alone.
+    pub async fn propose_many(&self, commands: Vec<Bytes>) -> Vec<Result<Applied<M::Outcome>, ProposeError>> {
+        let count = commands.len();
+        let admitted: Result<Vec<Command>, ProposeError> =
+            commands.into_iter().map(|command| self.admit(command)).collect();
+        let admitted = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => return vec_of(count, &error),
+        };
+        let limit = self.inner.propose_deadline;
+        let mut results = Vec::with_capacity(count);
+        let written = timeout(limit, async {
+            let mut answers = self.inner.raft.client_write_many(admitted).await?;
+            while let Some(answer) = answers.next().await {
+                results.push(match answer? {
+                    Ok(response) => Ok(applied(&response.log_id, response.response)),
+                    Err(error) => Err(refused(error)),
+                });
+            }
+            Ok(())
+        })
+        .await;
+        let rest = match written {
+            Ok(Ok(())) => ProposeError::Indeterminate { why: "no answer".to_owned() },
+            Ok(Err(fatal)) => unknown(&fatal),
+            Err(_) => ProposeError::Indeterminate { why: format!("not applied within {limit:?}") },
+        };
+        let missing = count - results.len();
+        results.extend(vec_of(missing, &rest));
+        results
+    }
+
+    fn admit(&self, command: Bytes) -> Result<Command, ProposeError> {
+        if command.len() > MAX_COMMAND_BYTES {
+            return Err(ProposeError::TooLarge { bytes: command.len(), limit: MAX_COMMAND_BYTES });
+        }
+        if self.stopped() {
+            return Err(ProposeError::ShuttingDown);
+        }
+        Ok(Command(command))
+    }
+
+    fn stopped(&self) -> bool {
+        self.inner.store.committer().failed().is_some()
+            || self.inner.raft.metrics().borrow_watched().running_state.is_err()
+    }
+
+    /// Confirms that this node leads, by asking a majority, and waits until its machine has applied all that was
+    /// committed before. What is read then includes every write that was acknowledged before the call. Callers that
+    /// arrive together share one question.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub async fn read_index(&self, deadline: Instant) -> Result<LogIndex, ReadError> {
+        let raft = self.inner.raft.clone();
+        let round = move || {
+            let raft = raft.clone();
+            async move {
+                match raft.get_read_linearizer(ReadPolicy::ReadIndex).await {
+                    Ok(linearizer) => Ok(linearizer.read_log_id().log_id().index()),
+                    Err(openraft::errors::RaftError::APIError(LinearizableReadError::ForwardToLeader(forward))) => {
+                        Err(ReadError::NotLeader { leader: hint(forward) })
+                    }
+                    Err(openraft::errors::RaftError::APIError(LinearizableReadError::QuorumNotEnough(quorum))) => {
+                        Err(ReadError::NoQuorum { why: quorum.to_string() })
+                    }
+                    Err(openraft::errors::RaftError::Fatal(_)) => Err(ReadError::ShuttingDown),
+                }
+            }
+        };
+        let read = async {
+            let index = self.inner.rounds.join(round).await?;
+            // The sender lives in the cell that this handle holds.
+            let mut applied = self.inner.cell.watch_applied();
+            applied.wait_for(|applied| *applied >= index).await.map_err(|_| ReadError::ShuttingDown)?;
+            Ok(LogIndex(index))
+        };
+        timeout_at(deadline, read).await.unwrap_or(Err(ReadError::DeadlinePassed))
+    }
+
+    /// Reads the machine, together with the index of the last entry that it has applied. No command is applied
+    /// meanwhile, so it should be short. Alone it says nothing about other nodes: see [`Group::read_index`].
+    pub fn with<R>(&self, read: impl FnOnce(&M, LogIndex) -> R) -> R {
+        self.inner.cell.with(read)
+    }
+
+    /// The group as this node sees it now.
+    pub fn status(&self) -> GroupStatus {
+        GroupStatus::new(self.inner.id, &self.inner.raft.metrics().borrow_watched(), &self.inner.cell)
+    }
+
+    /// The same, as it changes.
+    pub fn watch(&self) -> watch::Receiver<GroupStatus> {
+        self.inner.status.clone()
+    }
+
+    /// Hands leadership to another voter and returns when this node sees that it leads. Nothing to do when it does
+    /// already.
+    ///
+    /// # Errors
+    /// [`RaftError::NotLeader`], [`RaftError::Membership`] when `to` is no voter, [`RaftError::DeadlinePassed`] when it
+    /// has not happened yet; it may still.
+    pub async fn transfer_leader(&self, to: RaftNodeId, deadline: Instant) -> Result<(), RaftError> {
+        let leads = |status: &GroupStatus, node: RaftNodeId| status.leader.as_ref().is_some_and(|(id, _)| *id == node);
+        let status = self.status();
+        if leads(&status, to) {
+            return Ok(());
+        }
+        if !leads(&status, self.inner.node) {
+            return Err(RaftError::NotLeader { leader: status.leader });
+        }
+        if !status.members.get(&to).is_some_and(|member| member.voter) {
+            let voters: Vec<_> = status.members.iter().filter(|(_, member)| member.voter).map(|(id, _)| id.0).collect();
+            return Err(RaftError::Membership { why: format!("node {to} is no voter; voters are {voters:?}") });
+        }
+        self.inner.raft.trigger().transfer_leader(to.0).await.map_err(|fatal| self.fatal(&fatal))?;
+        let mut watch = self.watch();
+        let done = watch.wait_for(|status| leads(status, to) || status.fault.is_some());
+        match timeout_at(deadline, done).await {
+            Ok(Ok(status)) => match &status.fault {
+                None => Ok(()),
+                Some(why) => Err(RaftError::Failed { why: why.clone() }),
+            },
+            Ok(Err(_)) => Err(RaftError::ShuttingDown),
+            Err(_) => Err(RaftError::DeadlinePassed { doing: format!("transfer of group {} to {to}", self.inner.id) }),
+        }
+    }
+
+    /// Adds a node that receives the log and does not vote. Returns once the change is committed; the node may still
+    /// be catching up (see [`GroupStatus::matched`]).
+    ///
+    /// # Errors
+    /// [`RaftError::NotLeader`], [`RaftError::Membership`], [`RaftError::DeadlinePassed`].
+    pub async fn add_learner(&self, node: RaftNodeId, addr: String, deadline: Instant) -> Result<(), RaftError> {
+        let change = async {
+            let _turn = self.inner.changes.lock().await;
+            self.inner.raft.add_learner(node.0, BasicNode { addr }, false).await.map(drop)
+        };
+        self.changed(timeout_at(deadline, change).await, || format!("addition of learner {node}"))
+    }
+
+    /// Makes exactly these nodes voters; each must be a member already. Voters that are left out leave the group: shut
+    /// them down, and never use their numbers again.
+    ///
+    /// # Errors
+    /// [`RaftError::NotLeader`], [`RaftError::Membership`], [`RaftError::DeadlinePassed`].
+    pub async fn change_members(&self, voters: BTreeSet<RaftNodeId>, deadline: Instant) -> Result<(), RaftError> {
+        let voters: BTreeSet<u64> = voters.into_iter().map(|node| node.0).collect();
+        let change = async {
+            let _turn = self.inner.changes.lock().await;
+            self.inner.raft.change_membership(voters, false).await.map(drop)
+        };
+        self.changed(timeout_at(deadline, change).await, || "change of voters".to_owned())
+    }
+
+    fn changed<T>(
+        &self,
+        result: Result<
+            Result<T, openraft::errors::RaftError<Types, ClientWriteError<Types>>>,
+            tokio::time::error::Elapsed,
+        >,
+        doing: impl FnOnce() -> String,
+    ) -> Result<T, RaftError> {
+        match result {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(openraft::errors::RaftError::APIError(error))) => Err(match error {
+                ClientWriteError::ForwardToLeader(forward) => RaftError::NotLeader { leader: hint(forward) },
+                other => RaftError::Membership { why: other.to_string() },
+            }),
+            Ok(Err(openraft::errors::RaftError::Fatal(fatal))) => Err(self.fatal(&fatal)),
+            Err(_) => Err(RaftError::DeadlinePassed { doing: doing() }),
+        }
+    }
+
+    /// Begins a snapshot of what is applied now; [`GroupStatus::snapshot`] tells when it is done.
+    ///
+    /// # Errors
+    /// [`RaftError::Failed`], [`RaftError::ShuttingDown`].
+    pub async fn trigger_snapshot(&self) -> Result<(), RaftError> {
+        self.inner.raft.trigger().snapshot().await.map_err(|fatal| self.fatal(&fatal))
+    }
+
+    /// Stands for election now, if a majority would grant it.
+    ///
+    /// # Errors
+    /// [`RaftError::Failed`], [`RaftError::ShuttingDown`].
+    pub async fn trigger_election(&self) -> Result<(), RaftError> {
+        self.inner.raft.trigger().elect(true).await.map_err(|fatal| self.fatal(&fatal))
+    }
+
+    fn fatal(&self, fatal: &Fatal<Types>) -> RaftError {
+        match (self.inner.store.committer().failed(), fatal) {
+            (Some(why), _) => RaftError::Failed { why: why.to_owned() },
+            (None, Fatal::Stopped) => RaftError::ShuttingDown,
+            (None, fatal) => RaftError::Failed { why: fatal.to_string() },
+        }
+    }
+}
+
+fn vec_of<T>(count: usize, error: &ProposeError) -> Vec<Result<Applied<T>, ProposeError>> {
+    (0..count).map(|_| Err(error.clone())).collect()
+}
+
+fn applied<T: 'static>(id: &crate::types::LogId, reply: Reply) -> Applied<T> {
+    let outcome = reply.take().expect("the replica answers every command with its machine's outcome");
+    Applied { index: LogIndex(id.index()), term: Term(term_of(id)), outcome }
+}
+
+fn refused(error: ClientWriteError<Types>) -> ProposeError {
+    match error {
+        ClientWriteError::ForwardToLeader(forward) => ProposeError::NotLeader { leader: hint(forward) },
+        other => ProposeError::Indeterminate { why: other.to_string() },
+    }
+}
+
+fn unknown(fatal: &Fatal<Types>) -> ProposeError {
+    ProposeError::Indeterminate { why: fatal.to_string() }
+}
+
+fn hint(forward: ForwardToLeader<Types>) -> LeaderHint {
+    Some((RaftNodeId(forward.leader_id?), forward.leader_node?.addr))
+}
+
+/// What peers reach of a group.
+pub(crate) struct GroupPort<M: Machine> {
+    pub(crate) raft: Node<M>,
+    pub(crate) snapshots: Arc<Snapshots>,
+}
+
+impl<M: Machine> Port for GroupPort<M> {
+    fn call(&self, kind: pb::Kind, body: Bytes) -> Boxed<Result<Bytes, pb::Reason>> {
+        fn answer<T: Serialize, E>(answer: Result<T, E>) -> Result<Bytes, pb::Reason> {
+            encode(&answer.map_err(|_| pb::Reason::Stopped)?).map_err(|_| pb::Reason::Malformed)
+        }
+        let raft = self.raft.clone();
+        Box::pin(async move {
+            let malformed = |_| pb::Reason::Malformed;
+            match kind {
+                pb::Kind::Append => {
+                    let request: AppendEntriesRequest<Types> = decode(&body).map_err(malformed)?;
+                    answer(raft.append_entries(request).await)
+                }
+                pb::Kind::Vote => {
+                    let request: VoteRequest<Types> = decode(&body).map_err(malformed)?;
+                    answer(raft.vote(request).await)
+                }
+                pb::Kind::PreVote => {
+                    let request: VoteRequest<Types> = decode(&body).map_err(malformed)?;
+                    answer(raft.pre_vote(request).await)
+                }
+                pb::Kind::TransferLeader => {
+                    let request: TransferLeaderRequest<Types> = decode(&body).map_err(malformed)?;
+                    answer(raft.handle_transfer_leader(request).await)
+                }
+                pb::Kind::Unspecified => Err(pb::Reason::Malformed),
+            }
+        })
+    }
+
+    fn aside(&self) -> std::path::PathBuf {
+        self.snapshots.aside()
+    }
+
+    fn install(&self, vote: Vote, snapshot: SnapshotFile) -> Boxed<Result<Bytes, pb::Reason>> {
+        let raft = self.raft.clone();
+        Box::pin(async move {
+            let snapshot = Snapshot { meta: snapshot.meta().clone(), snapshot };
+            let installed = raft.install_full_snapshot(vote, snapshot).await.map_err(|_| pb::Reason::Stopped)?;
+            encode(&installed).map_err(|_| pb::Reason::Malformed)
+        })
+    }
+
+    fn stop(&self) -> Boxed<()> {
+        let raft = self.raft.clone();
+        Box::pin(async move {
+            if let Err(error) = raft.shutdown().await {
+                tracing::warn!(%error, "a group ended by itself");
+            }
+        })
+    }
+}

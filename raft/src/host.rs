@@ -1,0 +1,173 @@
+//! All groups of one node: one log, one committer thread, one way to each peer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use openraft::{Config, Raft, SnapshotPolicy};
+use tokio::sync::Semaphore;
+
+use crate::config::HostConfig;
+use crate::error::{Doing, RaftError};
+use crate::group::{Group, GroupPort};
+use crate::ids::{GroupId, RaftNodeId};
+use crate::machine::{MAX_COMMAND_BYTES, Machine};
+use crate::replica::{Cell, Replica, blocking};
+use crate::store::Store;
+use crate::store::log::GroupLog;
+use crate::store::snapshot::Snapshots;
+use crate::transport::link::Links;
+use crate::transport::network::Network;
+use crate::transport::service::{PeerService, Ports, RaftService};
+use crate::transport::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, snapshots};
+
+/// How many entries one append to a follower carries.
+const APPEND_ENTRIES_MAX: u32 = 64;
+// A message may hold one append on top of what it was to hold.
+const _: () =
+    assert!(APPEND_ENTRIES_MAX as usize * (MAX_COMMAND_BYTES + 1024) + MESSAGE_BYTES_AIM <= MESSAGE_BYTES_MAX);
+/// How long a snapshot may take to send and install.
+const SNAPSHOT_DEADLINE: Duration = Duration::from_secs(600);
+
+/// One node's part in all its groups. Cheap to clone.
+#[derive(Clone)]
+pub struct Host {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: HostConfig,
+    store: Arc<Store>,
+    links: Arc<Links>,
+    ports: Arc<Ports>,
+    service: PeerService,
+    snapshot_slots: Arc<Semaphore>,
+    /// Groups are started one after the other.
+    starting: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("config", &self.inner.config).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Opens the node's folder, or makes it.
+    ///
+    /// # Errors
+    /// [`RaftError::Locked`], [`RaftError::WrongNode`], [`RaftError::WrongVersion`], [`RaftError::Settings`],
+    /// [`RaftError::Storage`].
+    pub async fn open(config: HostConfig) -> Result<Self, RaftError> {
+        config.check()?;
+        let opening = config.clone();
+        let store = tokio::task::spawn_blocking(move || Store::open(&opening))
+            .await
+            .map_err(std::io::Error::other)
+            .doing(|| "open the log".to_owned())??;
+        let links = Links::new(config.node, Arc::clone(&config.connect));
+        let ports = Ports::new(config.node);
+        let service = PeerService::new(Arc::clone(&ports));
+        let inner = Inner {
+            config,
+            store: Arc::new(store),
+            links,
+            ports,
+            service,
+            snapshot_slots: Arc::new(Semaphore::new(snapshots::AT_ONCE)),
+            starting: tokio::sync::Mutex::new(()),
+            closed: AtomicBool::new(false),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// This node.
+    pub fn node(&self) -> RaftNodeId {
+        self.inner.config.node
+    }
+
+    /// Starts a group with an empty machine and recovers it: the newest snapshot is restored and the log is applied up
+    /// to the last entry that was known to be committed, before this returns. A group that was never formed waits for
+    /// [`Group::initialize`] here or on another member.
+    ///
+    /// # Errors
+    /// [`RaftError::AlreadyStarted`], [`RaftError::Storage`], [`RaftError::ShuttingDown`], [`RaftError::Failed`] when
+    /// what is on disk does not fit together.
+    pub async fn start_group<M: Machine>(&self, id: GroupId, machine: M) -> Result<Group<M>, RaftError> {
+        let inner = &self.inner;
+        let _turn = inner.starting.lock().await;
+        if inner.closed.load(Ordering::SeqCst) {
+            return Err(RaftError::ShuttingDown);
+        }
+        if inner.ports.contains(id) {
+            return Err(RaftError::AlreadyStarted { group: id });
+        }
+        let dir = inner.store.snapshot_dir(id);
+        let snapshots =
+            blocking(move || Snapshots::open(dir, id)).await.doing(|| format!("open the snapshots of group {id}"))?;
+        let log = GroupLog::open(&inner.store, id).doing(|| format!("open the log of group {id}"))?;
+        let cell = Cell::new(machine);
+        let network = Network {
+            group: id,
+            links: Arc::clone(&inner.links),
+            append_limit: inner.config.timing.election_max,
+            snapshot_slots: Arc::clone(&inner.snapshot_slots),
+        };
+        let replica = Replica::new(Arc::clone(&cell), Arc::clone(&snapshots));
+        let raft = Raft::new(inner.config.node.0, Arc::new(self.settings(id)?), network, log, replica)
+            .await
+            .map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
+        let port = GroupPort { raft: raft.clone(), snapshots };
+        let added = inner.ports.add(id, Arc::new(port));
+        assert!(added, "groups are started one after the other");
+        Ok(Group::new(id, inner.config.node, raft, cell, Arc::clone(&inner.store), inner.config.propose_deadline))
+    }
+
+    fn settings(&self, id: GroupId) -> Result<Config, RaftError> {
+        let config = &self.inner.config;
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let settings = Config {
+            cluster_name: format!("quarry-{id}"),
+            heartbeat_interval: millis(config.timing.heartbeat),
+            election_timeout_min: millis(config.timing.election_min),
+            election_timeout_max: millis(config.timing.election_max),
+            install_snapshot_timeout: millis(SNAPSHOT_DEADLINE),
+            max_payload_entries: APPEND_ENTRIES_MAX.into(),
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(config.snapshot_after_entries),
+            max_in_snapshot_log_to_keep: config.entries_kept,
+            replication_lag_threshold: config.snapshot_after_entries.saturating_add(config.entries_kept),
+            // A restarted leader stands for election like everyone else: its machine may be behind its old promises.
+            enable_leader_restore: Some(false),
+            // A node that comes back from a partition must not unseat a healthy leader.
+            enable_pre_vote: Some(true),
+            ..Config::default()
+        };
+        settings.validate().map_err(|error| RaftError::Settings { why: error.to_string() })
+    }
+
+    /// The service for the node's gRPC server.
+    pub fn service(&self) -> RaftService {
+        RaftService::new(self.inner.service.clone())
+    }
+
+    /// Why nothing can be made durable any more, if the disk has failed. The process should end.
+    pub fn fault(&self) -> Option<String> {
+        self.inner.store.committer().failed().map(str::to_owned)
+    }
+
+    /// Stops all groups and links, makes the log durable and lets go of the folder. Handles to groups then answer that
+    /// the host is shutting down.
+    pub async fn shutdown(&self) {
+        self.inner.closed.store(true, Ordering::SeqCst);
+        let _turn = self.inner.starting.lock().await;
+        for port in self.inner.ports.close() {
+            port.stop().await;
+        }
+        self.inner.links.close();
+        let store = Arc::clone(&self.inner.store);
+        if let Err(error) = tokio::task::spawn_blocking(move || store.close()).await {
+            tracing::error!(%error, "the log was not closed cleanly");
+        }
+    }
+}

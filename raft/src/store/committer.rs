@@ -1,0 +1,242 @@
+//! The one thread that makes the log durable, for all groups.
+//! It drains what is waiting, flushes once, syncs once, and only then tells everyone, in order.
+//!
+//! Keeps *Acknowledged is on disk*: nobody is told before the sync returned without an error.
+//! Keeps *A failed sync is final*: after one, everything is refused and nothing is tried again, since the kernel may
+//! have dropped the pages that could not be written.
+
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use openraft::storage::IOFlushed;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::ids::GroupId;
+use crate::types::Types;
+
+/// What nobody waits for (the committed index, a purge) is made durable with the next round, or after this long.
+const LAZY_ROUND: Duration = Duration::from_millis(100);
+
+/// What the thread works on.
+pub(crate) trait Durable: Send + 'static {
+    /// Returns when all that was written before the call is on the medium.
+    fn make_durable(&self) -> io::Result<()>;
+    /// Removes a batch of old entries. Returns whether there is more to remove.
+    fn purge(&self, group: GroupId, upto: u64) -> io::Result<bool>;
+}
+
+pub(crate) enum Job {
+    /// Entries were written; openraft waits.
+    Append(IOFlushed<Types>),
+    /// Something was written; the sender waits.
+    Wait(oneshot::Sender<io::Result<()>>),
+    /// Something was written; nobody waits.
+    Lazy,
+    /// Entries up to and with this index are no longer needed.
+    Purge { group: GroupId, upto: u64 },
+    /// Make everything durable and end.
+    Stop,
+}
+
+pub(crate) struct Committer {
+    jobs: Sender<Job>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    failed: Arc<OnceLock<String>>,
+}
+
+impl Committer {
+    pub(crate) fn start(disk: impl Durable) -> io::Result<Self> {
+        let (jobs, queue) = channel();
+        let failed = Arc::new(OnceLock::new());
+        let thread = std::thread::Builder::new().name("raft-committer".to_owned()).spawn({
+            let failed = Arc::clone(&failed);
+            move || run(&disk, &queue, &failed)
+        })?;
+        Ok(Self { jobs, thread: Mutex::new(Some(thread)), failed })
+    }
+
+    /// Hands a job over. When the thread has ended, the job comes to an end with an error.
+    pub(crate) fn submit(&self, job: Job) {
+        if let Err(unsent) = self.jobs.send(job) {
+            finish(unsent.0, Err("the log is closed"));
+        }
+    }
+
+    /// Returns when all that was written before the call is on the medium.
+    pub(crate) async fn durable(&self) -> io::Result<()> {
+        let (done, answer) = oneshot::channel();
+        self.submit(Job::Wait(done));
+        answer.await.unwrap_or_else(|_| Err(io::Error::other("the log is closed")))
+    }
+
+    /// Why nothing can be made durable any more, if so.
+    pub(crate) fn failed(&self) -> Option<&str> {
+        self.failed.get().map(String::as_str)
+    }
+
+    /// Ends the thread after one more round. Blocks for as long as that takes.
+    pub(crate) fn stop(&self) {
+        // A thread that has ended already is what we want.
+        drop(self.jobs.send(Job::Stop));
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the committer thread panicked");
+        }
+    }
+}
+
+fn run(disk: &impl Durable, queue: &Receiver<Job>, failed: &OnceLock<String>) {
+    let mut unsynced = false;
+    let mut purges: Vec<(GroupId, u64)> = Vec::new();
+    loop {
+        // While old entries wait to be removed, rounds follow each other; otherwise the thread sleeps.
+        let first = if unsynced || !purges.is_empty() {
+            match queue.recv_timeout(if purges.is_empty() { LAZY_ROUND } else { Duration::ZERO }) {
+                Ok(job) => Some(job),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(Job::Stop),
+            }
+        } else {
+            Some(queue.recv().unwrap_or(Job::Stop))
+        };
+        let idle = first.is_none();
+        let mut waiting = Vec::new();
+        let mut stop = false;
+        for job in first.into_iter().chain(std::iter::from_fn(|| queue.try_recv().ok())) {
+            match job {
+                Job::Append(_) | Job::Wait(_) => waiting.push(job),
+                Job::Lazy => unsynced = true,
+                Job::Purge { group, upto } => purges.push((group, upto)),
+                Job::Stop => stop = true,
+            }
+        }
+        if failed.get().is_none() && (!waiting.is_empty() || stop || (idle && unsynced && purges.is_empty())) {
+            unsynced = false;
+            if let Err(error) = disk.make_durable() {
+                tracing::error!(%error, "the log cannot be made durable: this node stops serving its groups");
+                failed.get_or_init(|| format!("the log cannot be made durable: {error}"));
+            }
+        }
+        let result = failed.get().map_or(Ok(()), |why| Err(why.as_str()));
+        for job in waiting {
+            finish(job, result);
+        }
+        if stop {
+            return;
+        }
+        if failed.get().is_some() {
+            (unsynced, purges) = (false, Vec::new());
+        } else if let Some(&(group, upto)) = purges.first() {
+            match disk.purge(group, upto) {
+                Ok(true) => {}
+                Ok(false) => drop(purges.remove(0)),
+                // What is left over is removed when the group is opened again.
+                Err(error) => {
+                    tracing::warn!(%error, %group, upto, "old entries were not removed");
+                    purges.remove(0);
+                }
+            }
+            unsynced = true;
+        }
+    }
+}
+
+fn finish(job: Job, result: Result<(), &str>) {
+    let result = result.map_err(|why| io::Error::other(why.to_owned()));
+    match job {
+        Job::Append(done) => done.io_completed(result),
+        // Whoever waited may have gone.
+        Job::Wait(done) => drop(done.send(result)),
+        Job::Lazy | Job::Purge { .. } | Job::Stop => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// A disk whose syncs wait for a permit and then do as the permit says.
+    struct Gate {
+        permits: Receiver<io::Result<()>>,
+        syncs: Arc<AtomicUsize>,
+    }
+
+    impl Durable for Gate {
+        fn make_durable(&self) -> io::Result<()> {
+            self.syncs.fetch_add(1, Ordering::SeqCst);
+            self.permits.recv_timeout(Duration::from_secs(10)).map_err(io::Error::other)?
+        }
+
+        fn purge(&self, _: GroupId, _: u64) -> io::Result<bool> {
+            Ok(false)
+        }
+    }
+
+    fn gated() -> (Committer, Sender<io::Result<()>>, Arc<AtomicUsize>) {
+        let (permit, permits) = channel();
+        let syncs = Arc::new(AtomicUsize::new(0));
+        (Committer::start(Gate { permits, syncs: Arc::clone(&syncs) }).unwrap(), permit, syncs)
+    }
+
+    async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while !holds() {
+            assert!(tokio::time::Instant::now() < deadline, "{what}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_acknowledgement_waits_for_the_sync() {
+        let (committer, permit, syncs) = gated();
+        let (done, mut answer) = oneshot::channel();
+        committer.submit(Job::Append(IOFlushed::signal(done)));
+        until("the sync was never asked for", || syncs.load(Ordering::SeqCst) == 1).await;
+        assert!(answer.try_recv().is_err(), "acknowledged while the sync was still running");
+        permit.send(Ok(())).unwrap();
+        answer.await.unwrap().unwrap();
+        permit.send(Ok(())).unwrap();
+        committer.stop();
+    }
+
+    #[tokio::test]
+    async fn one_sync_serves_all_who_came_while_the_last_one_ran() {
+        let (committer, permit, syncs) = gated();
+        let ask = || {
+            let (done, answer) = oneshot::channel();
+            committer.submit(Job::Wait(done));
+            answer
+        };
+        let first = ask();
+        until("the sync was never asked for", || syncs.load(Ordering::SeqCst) == 1).await;
+        let rest: Vec<_> = (0..50).map(|_| ask()).collect();
+        permit.send(Ok(())).unwrap();
+        first.await.unwrap().unwrap();
+        permit.send(Ok(())).unwrap();
+        for answer in rest {
+            answer.await.unwrap().unwrap();
+        }
+        assert_eq!(syncs.load(Ordering::SeqCst), 2);
+        permit.send(Ok(())).unwrap();
+        committer.stop();
+    }
+
+    #[tokio::test]
+    async fn a_failed_sync_is_never_acknowledged_and_never_retried() {
+        let (committer, permit, syncs) = gated();
+        permit.send(Err(io::Error::other("no medium"))).unwrap();
+        assert!(committer.durable().await.unwrap_err().to_string().contains("no medium"));
+        assert!(committer.durable().await.is_err());
+        assert!(committer.failed().unwrap().contains("no medium"));
+        committer.stop();
+        assert!(committer.durable().await.is_err());
+        assert_eq!(syncs.load(Ordering::SeqCst), 1);
+    }
+}

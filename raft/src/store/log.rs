@@ -1,0 +1,288 @@
+//! One group's log and vote, as openraft wants them.
+//! Decides what is written in which order; the committer decides when it is durable.
+//!
+//! Keeps *One order*: votes and entries go to the database, and then to the committer, in the order in which openraft
+//! asks; the database recovers a prefix of it.
+//! Keeps *Readable at once*: an entry can be read when `append` returns. A tail of the log stays in memory, so that
+//! replication and applying do not read the database.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use openraft::storage::{IOFlushed, RaftLogStorage};
+use openraft::{EntryPayload, LogState, OptionalSend, RaftLogReader};
+use parking_lot::RwLock;
+
+use super::committer::Job;
+use super::keys::{self, EntryReader, MetaKind, PlaceRecord, VoteRecord};
+use super::{Open, Store, remove_batch};
+use crate::ids::GroupId;
+use crate::types::{Entry, LogId, Types, Vote};
+
+/// How much of a log's end stays in memory.
+const TAIL_ENTRIES: usize = 1_024;
+const TAIL_BYTES: usize = 1 << 20;
+/// About how many bytes of entries one read for replication returns.
+const READ_BYTES: usize = 1 << 20;
+
+/// A group's log. Clones share it.
+#[derive(Clone)]
+pub(crate) struct GroupLog {
+    group: GroupId,
+    store: Arc<Store>,
+    state: Arc<RwLock<State>>,
+}
+
+struct State {
+    vote: Option<Vote>,
+    purged: Option<LogId>,
+    /// The last entry, or `purged` if there is none.
+    last: Option<LogId>,
+    /// The end of the log without gaps, up to and with `last`.
+    tail: BTreeMap<u64, Entry>,
+    tail_bytes: usize,
+}
+
+fn bytes_of(entry: &Entry) -> usize {
+    size_of::<Entry>()
+        + match &entry.payload {
+            EntryPayload::Normal(command) => command.0.len(),
+            EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+        }
+}
+
+impl GroupLog {
+    pub(crate) fn open(store: &Arc<Store>, group: GroupId) -> io::Result<Self> {
+        let state = store.with(|open| {
+            let vote = read_meta::<VoteRecord>(open, group, MetaKind::Vote)?.map(Vote::from);
+            let purged = read_meta::<PlaceRecord>(open, group, MetaKind::Purged)?.map(LogId::from);
+            let all = keys::log_key(group, 0, 0)..=keys::log_key(group, u64::MAX, u8::MAX);
+            let last = match open.log.range(all).keys().next_back().transpose()? {
+                Some(key) => Some(keys::index_of(&key)?),
+                None => None,
+            };
+            let last = match last.filter(|last| purged.as_ref().is_none_or(|purged| *last > purged.index())) {
+                Some(index) => Some(read_database(open, group, index, index)?.remove(0).log_id),
+                None => purged,
+            };
+            Ok(State { vote, purged, last, tail: BTreeMap::new(), tail_bytes: 0 })
+        })?;
+        if let Some(purged) = &state.purged {
+            // A purge may have been cut short.
+            store.committer().submit(Job::Purge { group, upto: purged.index() });
+        }
+        Ok(Self { group, store: Arc::clone(store), state: Arc::new(RwLock::new(state)) })
+    }
+
+    fn write_meta(&self, kind: MetaKind, record: &impl serde::Serialize) -> io::Result<()> {
+        let value = keys::encode_meta(record)?;
+        self.store.with(|open| {
+            open.meta.insert(keys::meta_key(self.group, kind), value)?;
+            Ok(())
+        })
+    }
+
+    /// Entries of `from..=to` that the log contains; stops early once `limit` bytes were read.
+    fn read(&self, from: u64, to: u64, limit: usize) -> io::Result<Vec<Entry>> {
+        // Held until all is read, so that a read shows one moment.
+        let state = self.state.read();
+        let first = state.purged.as_ref().map_or(0, |purged| purged.index() + 1);
+        let (from, to) = (from.max(first), state.last.as_ref().map(LogId::index).map_or(0, |last| last.min(to)));
+        if from > to || state.last.is_none() {
+            return Ok(Vec::new());
+        }
+        let tail_from = state.tail.keys().next().copied().unwrap_or(u64::MAX);
+        let mut entries = Vec::new();
+        let mut next = from;
+        let mut bytes = 0;
+        while next < tail_from && next <= to && bytes < limit {
+            // In steps, so that a long read does not hold more than it returns.
+            let upto = to.min(tail_from - 1).min(next.saturating_add(255));
+            for entry in self.store.with(|open| read_database(open, self.group, next, upto))? {
+                if bytes < limit {
+                    bytes += bytes_of(&entry);
+                    entries.push(entry);
+                }
+            }
+            next = upto + 1;
+        }
+        if from.max(tail_from) <= to {
+            for entry in state.tail.range(from.max(tail_from)..=to).map(|(_, entry)| entry) {
+                if bytes >= limit {
+                    break;
+                }
+                bytes += bytes_of(entry);
+                entries.push(entry.clone());
+            }
+        }
+        if let Some(gap) = entries.iter().zip(from..).find(|(entry, index)| entry.log_id.index() != *index) {
+            return Err(missing(self.group, gap.1));
+        }
+        if bytes < limit && entries.last().map(|entry| entry.log_id.index()) != Some(to) {
+            return Err(missing(self.group, to));
+        }
+        Ok(entries)
+    }
+}
+
+fn missing(group: GroupId, index: u64) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("entry {index} of group {group} is missing from the log"))
+}
+
+fn read_meta<T: serde::de::DeserializeOwned>(open: &Open, group: GroupId, kind: MetaKind) -> io::Result<Option<T>> {
+    open.meta.get(keys::meta_key(group, kind))?.map(|value| keys::decode_meta(&value)).transpose()
+}
+
+fn read_database(open: &Open, group: GroupId, from: u64, to: u64) -> io::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    let mut reader: Option<EntryReader> = None;
+    for item in open.log.range(keys::log_key(group, from, 0)..=keys::log_key(group, to, u8::MAX)) {
+        let (key, value) = item?;
+        let index = keys::index_of(&key)?;
+        let current = match reader.take() {
+            None => EntryReader::start(index, &value)?,
+            Some(mut current) => {
+                current.push(index, &value)?;
+                current
+            }
+        };
+        if current.is_complete() {
+            entries.push(current.finish()?);
+        } else {
+            reader.replace(current);
+        }
+    }
+    match reader {
+        Some(incomplete) => incomplete.finish().map(|_| entries),
+        None => Ok(entries),
+    }
+}
+
+impl RaftLogReader<Types> for GroupLog {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry>, io::Error> {
+        let from = match range.start_bound() {
+            Bound::Included(from) => *from,
+            Bound::Excluded(before) => before + 1,
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(to) => *to,
+            Bound::Excluded(0) => return Ok(Vec::new()),
+            Bound::Excluded(end) => end - 1,
+            Bound::Unbounded => u64::MAX,
+        };
+        self.read(from, to, usize::MAX)
+    }
+
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {
+        if start >= end {
+            return Ok(Vec::new());
+        }
+        self.read(start, end - 1, READ_BYTES)
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
+        Ok(self.state.read().vote)
+    }
+}
+
+impl RaftLogStorage<Types> for GroupLog {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<Types>, io::Error> {
+        let state = self.state.read();
+        Ok(LogState { last_purged_log_id: state.purged, last_log_id: state.last })
+    }
+
+    async fn get_log_reader(&mut self) -> Self {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
+        self.write_meta(MetaKind::Vote, &VoteRecord::from(vote))?;
+        self.state.write().vote = Some(*vote);
+        self.store.committer().durable().await
+    }
+
+    /// Becomes durable with the next round, at most a tenth of a second later: an older value only means that more is
+    /// learnt from the leader after a restart.
+    async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
+        if let Some(committed) = committed {
+            self.write_meta(MetaKind::Committed, &PlaceRecord::from(&committed))?;
+            self.store.committer().submit(Job::Lazy);
+        }
+        Ok(())
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogId>, io::Error> {
+        let committed = self.store.with(|open| read_meta::<PlaceRecord>(open, self.group, MetaKind::Committed))?;
+        // The log is written before the index, and recovered in that order; a smaller one would still be true.
+        Ok(committed.map(LogId::from).min(self.state.read().last))
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> Result<(), io::Error>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        let mut batch = sled::Batch::default();
+        for entry in &entries {
+            for (part, value) in (0_u8..).zip(keys::encode_entry(entry)?) {
+                batch.insert(&keys::log_key(self.group, entry.log_id.index(), part), value);
+            }
+        }
+        {
+            let mut state = self.state.write();
+            self.store.with(|open| Ok(open.log.apply_batch(batch)?))?;
+            for entry in entries {
+                state.last = Some(entry.log_id);
+                state.tail_bytes += bytes_of(&entry);
+                state.tail.insert(entry.log_id.index(), entry);
+            }
+            while state.tail.len() > TAIL_ENTRIES || state.tail_bytes > TAIL_BYTES {
+                let Some((_, oldest)) = state.tail.pop_first() else { break };
+                state.tail_bytes -= bytes_of(&oldest);
+            }
+        }
+        self.store.committer().submit(Job::Append(callback));
+        Ok(())
+    }
+
+    async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
+        let from = last.as_ref().map_or(0, |last| last.index() + 1);
+        let mut state = self.state.write();
+        self.store.with(|open| {
+            let range = keys::log_key(self.group, from, 0)..=keys::log_key(self.group, u64::MAX, u8::MAX);
+            // In one batch, so that a crash leaves no hole and no half of an entry. What is cut off was never
+            // committed, so it is short.
+            remove_batch(&open.log, open.log.range(range).keys(), usize::MAX).map(drop)
+        })?;
+        let cut = state.tail.split_off(&from);
+        state.tail_bytes -= cut.values().map(bytes_of).sum::<usize>();
+        state.last = last.max(state.purged);
+        self.store.committer().submit(Job::Lazy);
+        Ok(())
+    }
+
+    /// What is purged cannot be read from here on; the committer removes it.
+    async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
+        self.write_meta(MetaKind::Purged, &PlaceRecord::from(&upto))?;
+        let mut state = self.state.write();
+        let keep = state.tail.split_off(&(upto.index() + 1));
+        state.tail = keep;
+        state.tail_bytes = state.tail.values().map(bytes_of).sum();
+        if state.last.as_ref().is_none_or(|last| last.index() <= upto.index()) {
+            state.last = Some(upto);
+        }
+        state.purged = Some(upto);
+        self.store.committer().submit(Job::Purge { group: self.group, upto: upto.index() });
+        Ok(())
+    }
+}

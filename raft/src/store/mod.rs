@@ -1,0 +1,191 @@
+//! A node's folder: who owns it, and the database of logs and votes in it.
+//!
+//! ```text
+//! <dir>/FORMAT                    "quarry-raft 1\nnode 3\n"
+//! <dir>/LOCK                      locked while a process uses the folder
+//! <dir>/log/                      sled database (keys.rs)
+//! <dir>/snapshots/group-<g>/      snapshot files (snapshot.rs)
+//! ```
+//!
+//! The database holds logs and votes only. State machines live in memory: in the same database they make it grow
+//! without bound.
+
+pub(crate) mod committer;
+#[cfg(test)]
+mod conformance;
+pub(crate) mod disk;
+pub(crate) mod keys;
+pub(crate) mod log;
+pub(crate) mod snapshot;
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::config::{DiskSync, HostConfig};
+use crate::error::{Doing, RaftError};
+use crate::ids::{GroupId, RaftNodeId};
+use committer::{Committer, Durable};
+
+const FORMAT: &str = "quarry-raft 1";
+/// How many keys one batch of a purge removes.
+const REMOVE_BATCH: usize = 1_000;
+
+/// The open database. Dropped on close, so that the folder can be opened again by this process.
+struct Open {
+    db: sled::Db,
+    log: sled::Tree,
+    meta: sled::Tree,
+    /// A second handle of the database file: the database itself only asks for write-out, which is not safe from
+    /// power loss.
+    file: File,
+    _lock: File,
+}
+
+/// Shared with the committer thread.
+struct Files {
+    open: RwLock<Option<Open>>,
+    disk: Arc<dyn DiskSync>,
+}
+
+/// One node's log database and its committer.
+pub(crate) struct Store {
+    dir: PathBuf,
+    files: Arc<Files>,
+    committer: Committer,
+}
+
+impl Store {
+    pub(crate) fn open(config: &HostConfig) -> Result<Self, RaftError> {
+        let dir = config.dir.clone();
+        disk::create_dir(&dir).doing(|| format!("make {}", dir.display()))?;
+        let lock = lock(&dir)?;
+        check_format(&dir, config.node)?;
+        let path = dir.join("log");
+        let open = || -> io::Result<Open> {
+            let db =
+                sled::Config::new().path(&path).flush_every_ms(None).cache_capacity(config.log_cache_bytes).open()?;
+            let (log, meta) = (db.open_tree("log")?, db.open_tree("meta")?);
+            db.flush()?;
+            let file = File::open(path.join("db"))?;
+            file.sync_all()?;
+            disk::sync_dir(&path)?;
+            disk::sync_dir(&dir)?;
+            Ok(Open { db, log, meta, file, _lock: lock })
+        };
+        let open = open().doing(|| format!("open the log database {}", path.display()))?;
+        let files = Arc::new(Files { open: RwLock::new(Some(open)), disk: Arc::clone(&config.disk) });
+        let committer = Committer::start(Arc::clone(&files)).doing(|| "start the committer thread".to_owned())?;
+        Ok(Self { dir, files, committer })
+    }
+
+    pub(crate) fn committer(&self) -> &Committer {
+        &self.committer
+    }
+
+    pub(crate) fn snapshot_dir(&self, group: GroupId) -> PathBuf {
+        self.dir.join("snapshots").join(format!("group-{group}"))
+    }
+
+    /// Makes everything durable and lets go of the folder. Blocks for as long as that takes.
+    pub(crate) fn close(&self) {
+        self.committer.stop();
+        drop(self.files.open.write().take());
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&Open) -> io::Result<R>) -> io::Result<R> {
+        self.files.with(work)
+    }
+}
+
+impl Files {
+    fn with<R>(&self, work: impl FnOnce(&Open) -> io::Result<R>) -> io::Result<R> {
+        self.open.read().as_ref().map_or_else(|| Err(io::Error::other("the log is closed")), work)
+    }
+}
+
+impl Durable for Arc<Files> {
+    fn make_durable(&self) -> io::Result<()> {
+        self.with(|open| {
+            open.db.flush()?;
+            self.disk.sync_data(&open.file)
+        })
+    }
+
+    fn purge(&self, group: GroupId, upto: u64) -> io::Result<bool> {
+        self.with(|open| {
+            let range = keys::log_key(group, 0, 0)..=keys::log_key(group, upto, u8::MAX);
+            remove_batch(&open.log, open.log.range(range).keys(), REMOVE_BATCH)
+        })
+    }
+}
+
+/// Removes the first `limit` keys of a range in one batch. Returns whether more may follow.
+fn remove_batch(
+    tree: &sled::Tree,
+    keys: impl Iterator<Item = sled::Result<sled::IVec>>,
+    limit: usize,
+) -> io::Result<bool> {
+    let mut batch = sled::Batch::default();
+    let mut count = 0;
+    for key in keys.take(limit) {
+        batch.remove(key?);
+        count += 1;
+    }
+    tree.apply_batch(batch)?;
+    Ok(count == limit)
+}
+
+fn lock(dir: &Path) -> Result<File, RaftError> {
+    let path = dir.join("LOCK");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .doing(|| format!("open {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(RaftError::Locked { dir: dir.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(error).doing(|| format!("lock {}", path.display())),
+    }
+}
+
+fn check_format(dir: &Path, node: RaftNodeId) -> Result<(), RaftError> {
+    let path = dir.join("FORMAT");
+    let found = match std::fs::read_to_string(&path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if dir.join("log").exists() {
+                return Err(RaftError::WrongVersion {
+                    dir: dir.to_owned(),
+                    expected: FORMAT.to_owned(),
+                    found: "a log without a FORMAT file".to_owned(),
+                });
+            }
+            return disk::write_small(&path, format!("{FORMAT}\nnode {node}\n").as_bytes())
+                .doing(|| format!("write {}", path.display()));
+        }
+        Err(error) => return Err(error).doing(|| format!("read {}", path.display())),
+    };
+    let mut lines = found.lines();
+    let format = lines.next().unwrap_or_default();
+    let owner = lines.next().and_then(|line| line.strip_prefix("node ")).and_then(|id| id.parse().ok());
+    match owner.map(RaftNodeId) {
+        Some(owner) if format == FORMAT => {
+            if owner == node {
+                Ok(())
+            } else {
+                Err(RaftError::WrongNode { dir: dir.to_owned(), expected: node, found: owner })
+            }
+        }
+        _ => Err(RaftError::WrongVersion {
+            dir: dir.to_owned(),
+            expected: FORMAT.to_owned(),
+            found: found.lines().next().unwrap_or_default().to_owned(),
+        }),
+    }
+}

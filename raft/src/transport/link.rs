@@ -1,0 +1,294 @@
+//! The calling side of links: one task per peer, which dials, says hello, and multiplexes the calls of all groups.
+//! Keeps *Every call ends*: with an answer, its deadline, or the end of the link, whichever comes first.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Streaming, transport};
+
+use super::pb::peer_client::PeerClient;
+use super::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, pb};
+use crate::config::Connect;
+use crate::ids::{GroupId, RaftNodeId};
+
+/// How long dialling and saying hello may take.
+const HELLO_DEADLINE: Duration = Duration::from_secs(3);
+/// How long a peer may leave a full link unread.
+const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+/// After a failed dial calls fail at once for this long, doubled each time.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+const QUEUE: usize = 4_096;
+
+/// Why a call has no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("unreachable: {0}")]
+    Unreachable(String),
+    #[error("the link broke: {0}")]
+    Broken(String),
+    #[error("refused: {0}")]
+    Refused(String),
+    #[error("no answer within {0:?}")]
+    Deadline(Duration),
+}
+
+struct Outgoing {
+    group: GroupId,
+    kind: pb::Kind,
+    body: Bytes,
+    answer: oneshot::Sender<Result<Bytes, LinkError>>,
+}
+
+/// The way to one peer. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Link {
+    addr: String,
+    queue: mpsc::Sender<Outgoing>,
+}
+
+impl Link {
+    /// Queues a call; calls to one peer are sent in the order of this. Await the result for the answer.
+    pub(crate) fn call(
+        &self,
+        group: GroupId,
+        kind: pb::Kind,
+        body: Bytes,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Bytes, LinkError>> + Send + use<> {
+        let (answer, waiting) = oneshot::channel();
+        let queued = self.queue.try_send(Outgoing { group, kind, body, answer });
+        async move {
+            match queued {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    return Err(LinkError::Broken(format!("{QUEUE} calls are waiting already")));
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => {
+                    return Err(LinkError::Unreachable("this node is shutting down".to_owned()));
+                }
+            }
+            match timeout(limit, waiting).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err(LinkError::Broken("the link ended".to_owned())),
+                Err(_) => Err(LinkError::Deadline(limit)),
+            }
+        }
+    }
+}
+
+/// All links of a node.
+pub(crate) struct Links {
+    node: RaftNodeId,
+    connect: Connect,
+    links: Mutex<HashMap<RaftNodeId, Link>>,
+    closed: watch::Sender<bool>,
+}
+
+impl Links {
+    pub(crate) fn new(node: RaftNodeId, connect: Connect) -> Arc<Self> {
+        Arc::new(Self { node, connect, links: Mutex::new(HashMap::new()), closed: watch::Sender::new(false) })
+    }
+
+    pub(crate) fn node(&self) -> RaftNodeId {
+        self.node
+    }
+
+    /// The link to a peer; a new one when its address has changed.
+    pub(crate) fn to(&self, peer: RaftNodeId, addr: &str) -> Link {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(&peer)
+            && link.addr == addr
+            && !link.queue.is_closed()
+        {
+            return link.clone();
+        }
+        let (queue, calls) = mpsc::channel(QUEUE);
+        let driver = Driver {
+            node: self.node,
+            peer,
+            addr: addr.to_owned(),
+            connect: Arc::clone(&self.connect),
+            calls,
+            next_id: 1,
+        };
+        let mut closed = self.closed.subscribe();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = driver.run() => {}
+                _ = closed.wait_for(|closed| *closed) => {}
+            }
+        });
+        let link = Link { addr: addr.to_owned(), queue };
+        links.insert(peer, link.clone());
+        link
+    }
+
+    /// A connection of its own to a peer.
+    pub(crate) fn dial(&self, addr: &str) -> Result<PeerClient<Channel>, transport::Error> {
+        Ok(PeerClient::new(endpoint(&self.connect, addr)?.connect_lazy()).max_decoding_message_size(MESSAGE_BYTES_MAX))
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+        self.links.lock().clear();
+    }
+}
+
+fn endpoint(connect: &Connect, addr: &str) -> Result<transport::Endpoint, transport::Error> {
+    // A peer that is frozen, or whose machine is gone, answers no pings.
+    Ok(connect(addr)?
+        .connect_timeout(HELLO_DEADLINE)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(Duration::from_secs(2))
+        .keep_alive_timeout(Duration::from_secs(3))
+        .keep_alive_while_idle(true))
+}
+
+/// The task behind one link.
+struct Driver {
+    node: RaftNodeId,
+    peer: RaftNodeId,
+    addr: String,
+    connect: Connect,
+    calls: mpsc::Receiver<Outgoing>,
+    next_id: u64,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let mut backoff = BACKOFF_MIN;
+        // Dials only when there is something to say.
+        while let Some(first) = self.calls.recv().await {
+            match self.dial().await {
+                Ok((out, answers)) => {
+                    backoff = BACKOFF_MIN;
+                    let error = self.serve(first, out, answers).await;
+                    tracing::debug!(peer = %self.peer, addr = %self.addr, %error, "link ended");
+                }
+                Err(error) => {
+                    tracing::debug!(peer = %self.peer, addr = %self.addr, %error, "link not opened");
+                    self.refuse_until(first, &error, Instant::now() + backoff).await;
+                    backoff = (backoff * 2).min(BACKOFF_MAX);
+                }
+            }
+        }
+    }
+
+    /// Fails what comes at once, so that callers do not pile up behind a peer that is away.
+    async fn refuse_until(&mut self, first: Outgoing, error: &LinkError, until: Instant) {
+        let mut next = Some(first);
+        while let Some(call) = next {
+            drop(call.answer.send(Err(error.clone())));
+            next = tokio::time::timeout_at(until, self.calls.recv()).await.unwrap_or_default();
+        }
+    }
+
+    async fn dial(&self) -> Result<(mpsc::Sender<pb::ToPeer>, Streaming<pb::FromPeer>), LinkError> {
+        let unreachable = |error: &dyn std::fmt::Display| LinkError::Unreachable(error.to_string());
+        let hello = pb::Hello { protocol: PROTOCOL, from: self.node.0, to: self.peer.0 };
+        let (out, messages) = mpsc::channel(8);
+        out.try_send(pb::ToPeer { hello: Some(hello), calls: Vec::new() }).map_err(|error| unreachable(&error))?;
+        let opened = async {
+            let endpoint = endpoint(&self.connect, &self.addr).map_err(|error| unreachable(&error))?;
+            let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
+            let mut client = PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let answers = client.link(ReceiverStream::new(messages)).await.map_err(|status| unreachable(&status))?;
+            let mut answers = answers.into_inner();
+            let first = answers.message().await.map_err(|status| unreachable(&status))?;
+            match first {
+                Some(pb::FromPeer { welcome: Some(welcome), .. })
+                    if welcome.protocol == PROTOCOL && welcome.node == self.peer.0 =>
+                {
+                    Ok(answers)
+                }
+                Some(pb::FromPeer { refusal: Some(refusal), .. }) => {
+                    tracing::warn!(peer = %self.peer, addr = %self.addr, "link refused: {}", refusal.explain());
+                    Err(LinkError::Refused(refusal.explain()))
+                }
+                _ => Err(LinkError::Unreachable("the peer did not answer the hello".to_owned())),
+            }
+        };
+        let answers = timeout(HELLO_DEADLINE, opened)
+            .await
+            .unwrap_or_else(|_| Err(LinkError::Unreachable(format!("no hello within {HELLO_DEADLINE:?}"))))?;
+        Ok((out, answers))
+    }
+
+    /// Sends and receives until the link breaks; what was waiting then fails.
+    async fn serve(
+        &mut self,
+        first: Outgoing,
+        out: mpsc::Sender<pb::ToPeer>,
+        mut answers: Streaming<pb::FromPeer>,
+    ) -> LinkError {
+        let mut waiting: HashMap<u64, oneshot::Sender<Result<Bytes, LinkError>>> = HashMap::new();
+        let mut batch = vec![first];
+        let error = loop {
+            if batch.is_empty() {
+                tokio::select! {
+                    count = self.calls.recv_many(&mut batch, 256) => {
+                        if count == 0 {
+                            break LinkError::Broken("this node is shutting down".to_owned());
+                        }
+                    }
+                    answer = answers.message() => match answer {
+                        Ok(Some(message)) => settle(&mut waiting, message),
+                        Ok(None) => break LinkError::Broken("closed by the peer".to_owned()),
+                        Err(status) => break LinkError::Broken(status.to_string()),
+                    },
+                }
+                continue;
+            }
+            let mut calls = Vec::new();
+            let mut bytes = 0;
+            while bytes < MESSAGE_BYTES_AIM
+                && let Some(call) = (!batch.is_empty()).then(|| batch.remove(0))
+            {
+                // The caller's deadline may have passed in the queue.
+                if call.answer.is_closed() {
+                    continue;
+                }
+                let id = self.next_id;
+                self.next_id += 1;
+                bytes += call.body.len();
+                calls.push(pb::Call { id, group: call.group.0, kind: call.kind.into(), body: call.body });
+                waiting.insert(id, call.answer);
+            }
+            if calls.is_empty() {
+                continue;
+            }
+            match out.send_timeout(pb::ToPeer { hello: None, calls }, WRITE_DEADLINE).await {
+                Ok(()) => {}
+                Err(error) => break LinkError::Broken(error.to_string()),
+            }
+            // Callers that gave up leave their places behind.
+            if waiting.len() > QUEUE {
+                waiting.retain(|_, answer| !answer.is_closed());
+            }
+        };
+        for answer in waiting.into_values().chain(batch.into_iter().map(|call| call.answer)) {
+            drop(answer.send(Err(error.clone())));
+        }
+        error
+    }
+}
+
+fn settle(waiting: &mut HashMap<u64, oneshot::Sender<Result<Bytes, LinkError>>>, message: pb::FromPeer) {
+    for answer in message.answers {
+        let Some(caller) = waiting.remove(&answer.id) else { continue };
+        let result = match answer.refusal {
+            None => Ok(answer.body),
+            Some(refusal) => Err(LinkError::Refused(refusal.explain())),
+        };
+        // A caller whose deadline passed is gone.
+        drop(caller.send(result));
+    }
+}

@@ -1,0 +1,80 @@
+//! How nodes talk: one link per ordered pair of nodes for all groups, snapshots on streams of their own.
+//! Carries openraft's messages without looking into them; the link's first message fixes the protocol version, so
+//! bodies need none.
+
+pub(crate) mod link;
+pub(crate) mod network;
+pub(crate) mod service;
+pub(crate) mod snapshots;
+
+use std::io;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::store::snapshot::SnapshotFile;
+use crate::types::Vote;
+
+#[expect(unreachable_pub, unused_qualifications, unnameable_types, clippy::allow_attributes, reason = "generated")]
+pub(crate) mod pb {
+    tonic::include_proto!("quarry.raft.v1");
+}
+
+/// The version of what is said between nodes, checked when a link opens.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// The longest message of a link; what is put together for one stays under half of it.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 8 << 20;
+pub(crate) const MESSAGE_BYTES_AIM: usize = 2 << 20;
+
+pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A group as its peers see it.
+pub(crate) trait Port: Send + Sync {
+    /// Answers one call.
+    fn call(&self, kind: pb::Kind, body: Bytes) -> Boxed<Result<Bytes, pb::Reason>>;
+    /// A name for a snapshot that arrives.
+    fn aside(&self) -> std::path::PathBuf;
+    /// Installs a snapshot that arrived whole.
+    fn install(&self, vote: Vote, snapshot: SnapshotFile) -> Boxed<Result<Bytes, pb::Reason>>;
+    /// Ends the group on this node.
+    fn stop(&self) -> Boxed<()>;
+}
+
+pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Bytes> {
+    postcard::to_stdvec(message).map(Bytes::from).map_err(io::Error::other)
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    postcard::from_bytes(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+}
+
+impl pb::Refusal {
+    pub(crate) fn new(reason: pb::Reason) -> Self {
+        Self { reason: reason.into(), expected: 0, found: 0 }
+    }
+
+    pub(crate) fn mismatch(reason: pb::Reason, expected: u64, found: u64) -> Self {
+        Self { reason: reason.into(), expected, found }
+    }
+
+    pub(crate) fn explain(&self) -> String {
+        let Self { expected, found, .. } = self;
+        match self.reason() {
+            pb::Reason::Protocol => {
+                format!("the peer speaks raft protocol {expected}, this node {found}: run one version on all nodes")
+            }
+            pb::Reason::WrongNode => {
+                format!("node {expected} answers at this address, node {found} was meant: correct the member's address")
+            }
+            pb::Reason::NoSuchGroup => "the peer does not host the group".to_owned(),
+            pb::Reason::Malformed => "the peer could not decode the message".to_owned(),
+            pb::Reason::Stopped => "the group has stopped on the peer".to_owned(),
+            pb::Reason::Busy => "the peer receives as many snapshots as it can".to_owned(),
+            pb::Reason::Damaged => "the snapshot was damaged on its way".to_owned(),
+            pb::Reason::Unspecified => "the peer refused without a reason".to_owned(),
+        }
+    }
+}

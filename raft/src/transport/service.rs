@@ -1,0 +1,239 @@
+//! The answering side: accepts links and snapshots and hands them to the groups of this node.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use parking_lot::RwLock;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::{Body, Service, StdError, http};
+use tonic::server::NamedService;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::pb::peer_server::{Peer, PeerServer};
+use super::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, pb, snapshots};
+use crate::ids::{GroupId, RaftNodeId};
+
+/// How long a caller may take to say who it is.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The groups of this node, as peers reach them.
+pub(crate) struct Ports {
+    pub(crate) node: RaftNodeId,
+    groups: RwLock<HashMap<GroupId, Arc<dyn Port>>>,
+    closed: watch::Sender<bool>,
+}
+
+impl Ports {
+    pub(crate) fn new(node: RaftNodeId) -> Arc<Self> {
+        Arc::new(Self { node, groups: RwLock::new(HashMap::new()), closed: watch::Sender::new(false) })
+    }
+
+    /// Adds a group; `false` when there is one of this name.
+    pub(crate) fn add(&self, group: GroupId, port: Arc<dyn Port>) -> bool {
+        let mut groups = self.groups.write();
+        let free = !groups.contains_key(&group);
+        if free {
+            groups.insert(group, port);
+        }
+        free
+    }
+
+    pub(crate) fn contains(&self, group: GroupId) -> bool {
+        self.groups.read().contains_key(&group)
+    }
+
+    /// Takes all groups away and ends all links.
+    pub(crate) fn close(&self) -> Vec<Arc<dyn Port>> {
+        self.closed.send_replace(true);
+        self.groups.write().drain().map(|(_, port)| port).collect()
+    }
+
+    fn get(&self, group: GroupId) -> Option<Arc<dyn Port>> {
+        self.groups.read().get(&group).cloned()
+    }
+
+    fn check(&self, protocol: u32, to: u64) -> Result<(), pb::Refusal> {
+        if protocol != PROTOCOL {
+            return Err(pb::Refusal::mismatch(pb::Reason::Protocol, PROTOCOL.into(), protocol.into()));
+        }
+        if to != self.node.0 {
+            return Err(pb::Refusal::mismatch(pb::Reason::WrongNode, self.node.0, to));
+        }
+        Ok(())
+    }
+}
+
+/// The service through which other nodes reach this one, to be mounted on its gRPC server.
+#[derive(Clone)]
+pub struct RaftService(PeerServer<PeerService>);
+
+impl RaftService {
+    pub(crate) fn new(service: PeerService) -> Self {
+        let server = PeerServer::new(service);
+        Self(server.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+    }
+}
+
+impl std::fmt::Debug for RaftService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RaftService")
+    }
+}
+
+impl NamedService for RaftService {
+    const NAME: &'static str = <PeerServer<PeerService> as NamedService>::NAME;
+}
+
+impl<B> Service<http::Request<B>> for RaftService
+where
+    B: Body + Send + 'static,
+    B::Error: Into<StdError> + Send + 'static,
+{
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<http::Request<B>>::poll_ready(&mut self.0, context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        self.0.call(request)
+    }
+}
+
+/// What stands behind it.
+#[derive(Clone)]
+pub(crate) struct PeerService {
+    ports: Arc<Ports>,
+    receiving: Arc<Semaphore>,
+}
+
+impl PeerService {
+    pub(crate) fn new(ports: Arc<Ports>) -> Self {
+        Self { ports, receiving: Arc::new(Semaphore::new(snapshots::AT_ONCE)) }
+    }
+}
+
+#[tonic::async_trait]
+impl Peer for PeerService {
+    type LinkStream = ReceiverStream<Result<pb::FromPeer, Status>>;
+
+    async fn link(&self, request: Request<Streaming<pb::ToPeer>>) -> Result<Response<Self::LinkStream>, Status> {
+        let (out, stream) = mpsc::channel(8);
+        let ports = Arc::clone(&self.ports);
+        let mut closed = ports.closed.subscribe();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = serve(ports, request.into_inner(), out) => {}
+                _ = closed.wait_for(|closed| *closed) => {}
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn send_snapshot(
+        &self,
+        request: Request<Streaming<pb::SnapshotPart>>,
+    ) -> Result<Response<pb::SnapshotAnswer>, Status> {
+        let mut parts = request.into_inner();
+        let first = timeout(HELLO_DEADLINE, parts.message())
+            .await
+            .map_err(|_| Status::deadline_exceeded("no start of a snapshot"))??;
+        let Some(start) = first.and_then(|part| part.start) else {
+            return Err(Status::invalid_argument("a snapshot begins with its start"));
+        };
+        let refused = |refusal| Response::new(pb::SnapshotAnswer { refusal: Some(refusal), ..Default::default() });
+        if let Err(refusal) = self.ports.check(start.protocol, start.to) {
+            return Ok(refused(refusal));
+        }
+        let Some(port) = self.ports.get(GroupId(start.group)) else {
+            return Ok(refused(pb::Refusal::new(pb::Reason::NoSuchGroup)));
+        };
+        let Ok(_slot) = self.receiving.try_acquire() else {
+            return Ok(refused(pb::Refusal::new(pb::Reason::Busy)));
+        };
+        Ok(match snapshots::receive(&*port, start, parts).await {
+            Ok(body) => Response::new(pb::SnapshotAnswer { body, refusal: None }),
+            Err(reason) => refused(pb::Refusal::new(reason)),
+        })
+    }
+}
+
+async fn serve(ports: Arc<Ports>, mut inbound: Streaming<pb::ToPeer>, out: mpsc::Sender<Result<pb::FromPeer, Status>>) {
+    let Ok(Ok(Some(pb::ToPeer { hello: Some(hello), .. }))) = timeout(HELLO_DEADLINE, inbound.message()).await else {
+        return;
+    };
+    let greeting = match ports.check(hello.protocol, hello.to) {
+        Ok(()) => {
+            let welcome = pb::Welcome { protocol: PROTOCOL, node: ports.node.0 };
+            pb::FromPeer { welcome: Some(welcome), ..Default::default() }
+        }
+        Err(refusal) => pb::FromPeer { refusal: Some(refusal), ..Default::default() },
+    };
+    let refused = greeting.refusal.is_some();
+    if out.send(Ok(greeting)).await.is_err() || refused {
+        return;
+    }
+    // Bounded by what the peer's groups keep on their way at once.
+    let (answers, waiting) = mpsc::unbounded_channel();
+    let writing = tokio::spawn(write(waiting, out));
+    while let Ok(Some(message)) = inbound.message().await {
+        for call in message.calls {
+            dispatch(&ports, call, &answers);
+        }
+    }
+    writing.abort();
+}
+
+/// Answers go out together when several are ready.
+async fn write(mut answers: mpsc::UnboundedReceiver<pb::Answer>, out: mpsc::Sender<Result<pb::FromPeer, Status>>) {
+    let mut batch = Vec::new();
+    while answers.recv_many(&mut batch, 256).await > 0 {
+        let mut rest = batch.drain(..).peekable();
+        while rest.peek().is_some() {
+            let mut bytes = 0;
+            let mut message = pb::FromPeer::default();
+            while bytes < MESSAGE_BYTES_AIM
+                && let Some(answer) = rest.next()
+            {
+                bytes += answer.body.len();
+                message.answers.push(answer);
+            }
+            if out.send(Ok(message)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn dispatch(ports: &Ports, call: pb::Call, answers: &mpsc::UnboundedSender<pb::Answer>) {
+    let answer = {
+        let id = call.id;
+        move |result: Result<bytes::Bytes, pb::Reason>| match result {
+            Ok(body) => pb::Answer { id, body, refusal: None },
+            Err(reason) => pb::Answer { id, body: bytes::Bytes::new(), refusal: Some(pb::Refusal::new(reason)) },
+        }
+    };
+    let Some(port) = ports.get(GroupId(call.group)) else {
+        drop(answers.send(answer(Err(pb::Reason::NoSuchGroup))));
+        return;
+    };
+    let mut working = port.call(call.kind(), call.body);
+    // Polled once here, so that calls reach their group in the order in which they came; a caller that went away
+    // needs no answer.
+    match (&mut working).now_or_never() {
+        Some(result) => drop(answers.send(answer(result))),
+        None => {
+            let answers = answers.clone();
+            tokio::spawn(async move { drop(answers.send(answer(working.await))) });
+        }
+    }
+}

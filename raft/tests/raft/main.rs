@@ -1,0 +1,1 @@
+//! Groups of hosts in one process, on real disks and real sockets, and child processes that are killed.
