@@ -292,7 +292,7 @@ impl Core {
         deadline: Instant,
     ) -> Result<(), OperationError> {
         self.check(peer, &local, &remote)?;
-        let op = Op::new(local, Arc::clone(&peer.entry), deadline);
+        let op = Op::new(local.clone(), Arc::clone(&peer.entry), deadline);
         let mut pause = RETRY_FIRST;
         loop {
             let room = self.room(&peer.entry, deadline).await?;
@@ -300,7 +300,7 @@ impl Core {
             tokio::pin!(moved);
             // Listen before the post is tried: progress right after it must not be missed.
             moved.as_mut().enable();
-            match self.post(direction, &op, &remote, room)? {
+            match self.post(direction, &op, &local, &remote, room)? {
                 Posted::Started => break,
                 Posted::Again => {
                     // Without a connection there is nothing in flight here whose completion would wake us.
@@ -314,6 +314,8 @@ impl Core {
                 }
             }
         }
+        // From here on the operation alone holds the buffer.
+        drop(local);
         if let Ok(outcome) = timeout_at(deadline, Outcome(&op)).await {
             return outcome;
         }
@@ -357,6 +359,7 @@ impl Core {
         &self,
         direction: Direction,
         op: &Arc<Op>,
+        local: &LocalSpan,
         remote: &RemoteSpan,
         room: Permits,
     ) -> Result<Posted, OperationError> {
@@ -365,11 +368,11 @@ impl Core {
         op.hold(room);
         // Before the post: its completion may come before the post returns.
         self.pending.insert(op);
-        let rc = op.span.registration.with_region(|region| {
+        let rc = local.registration.with_region(|region| {
             wires.post(&Order {
                 direction,
-                local: op.span.start(),
-                length: op.span.range.len(),
+                local: local.start(),
+                length: local.range.len(),
                 region,
                 peer: op.peer.number,
                 remote_address: remote.address,
@@ -394,19 +397,21 @@ impl Core {
         }
     }
 
-    /// Drives the provider once and finishes what completed; false if there was nothing.
-    fn progress(&self) -> bool {
+    /// Drives the provider once and finishes what completed.
+    fn progress(&self) {
         let mut completions = Vec::new();
-        let any = self.gate.read().as_ref().is_some_and(|wires| wires.progress(&mut completions));
+        if let Some(wires) = self.gate.read().as_ref() {
+            wires.progress(&mut completions);
+        }
         self.pending.complete(completions);
-        any
     }
 
     /// Drives the provider until its descriptor may be waited for; false if others should have their turn first.
     pub(crate) fn settle(&self) -> bool {
         let mut calm = false;
         for _ in 0..ROUNDS {
-            while self.progress() {}
+            self.progress();
+            // Also tells whether completions are left: each look at the queue costs system calls, so none is for nothing.
             calm = self.gate.read().as_ref().is_none_or(Wires::may_sleep);
             if calm {
                 break;

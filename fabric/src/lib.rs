@@ -19,6 +19,7 @@
 #![expect(unsafe_code, reason = "this crate is where Quarry calls C")]
 
 mod address;
+mod child;
 mod client;
 mod endpoint;
 mod error;
@@ -30,6 +31,7 @@ mod raw;
 mod registration;
 
 pub use address::FabricAddress;
+pub use child::without_our_descriptors;
 pub use client::{ClientEndpoint, LocalBuffer};
 pub use endpoint::{Endpoint, EndpointConfig, Peer};
 pub use error::{FabricError, OperationError};

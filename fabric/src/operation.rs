@@ -28,14 +28,18 @@ pub(crate) type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 pub(crate) struct Op {
     /// libfabric's own while the operation is in flight.
     context: UnsafeCell<fi_context2>,
-    pub(crate) span: LocalSpan,
     pub(crate) peer: Arc<PeerEntry>,
     deadline: Instant,
     state: Mutex<State>,
 }
 
 enum State {
-    Waiting { waker: Option<Waker>, permits: Option<Permits> },
+    Waiting {
+        waker: Option<Waker>,
+        permits: Option<Permits>,
+        /// The buffer. Only to be kept, and let go before the waker is called: then it is free for whoever waits.
+        _span: LocalSpan,
+    },
     Done(Result<(), OperationError>),
     Taken,
 }
@@ -49,10 +53,9 @@ impl Op {
     pub(crate) fn new(span: LocalSpan, peer: Arc<PeerEntry>, deadline: Instant) -> Arc<Self> {
         Arc::new(Self {
             context: UnsafeCell::new(fi_context2::default()),
-            span,
             peer,
             deadline,
-            state: Mutex::new(State::Waiting { waker: None, permits: None }),
+            state: Mutex::new(State::Waiting { waker: None, permits: None, _span: span }),
         })
     }
 
@@ -77,7 +80,7 @@ impl Op {
         drop(room);
     }
 
-    /// Ends it. Permits and waker act outside of the lock.
+    /// Ends it. Permits, buffer and waker act outside of the lock, in this order.
     fn finish(&self, outcome: Result<(), OperationError>) {
         let before = {
             let mut state = self.state.lock();
@@ -86,8 +89,9 @@ impl Op {
             }
             std::mem::replace(&mut *state, State::Done(outcome))
         };
-        if let State::Waiting { waker, permits } = before {
+        if let State::Waiting { waker, permits, _span: span } = before {
             drop(permits);
+            drop(span);
             if let Some(waker) = waker {
                 waker.wake();
             }

@@ -3,7 +3,7 @@
 use crate::support::{Buffer, KIB, MIB, Target, config, open, pattern, soon};
 use quarry_fabric::{
     Access, ClientEndpoint, Endpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, LocalSpan, Memory,
-    OperationError, RemoteSpan,
+    OperationError, RemoteSpan, without_our_descriptors,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -148,4 +148,19 @@ async fn a_client_endpoint_opens_at_its_first_use_and_takes_any_memory() {
     let span = target.readable.remote_span(0..64).unwrap();
     let after = client.read(&address, LocalBuffer::new(&other, 0..64), span, soon()).await;
     assert_eq!(after, Err(OperationError::Closed));
+}
+
+#[test]
+fn a_child_process_inherits_no_sockets_of_ours() {
+    let endpoint = open();
+    let descriptors = |command: &mut std::process::Command| {
+        let listing = command.arg("/proc/self/fd").output().unwrap();
+        assert!(listing.status.success());
+        // `ls` itself has the folder open.
+        String::from_utf8(listing.stdout).unwrap().lines().count() - 1
+    };
+    let ls = || std::process::Command::new("ls");
+    assert!(descriptors(&mut ls()) > 3, "libfabric marks its sockets now: the helper has no use any more");
+    assert_eq!(descriptors(without_our_descriptors(&mut ls())), 3);
+    assert!(!endpoint.is_closed());
 }

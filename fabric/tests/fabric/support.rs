@@ -2,6 +2,7 @@
 
 use quarry_fabric::{
     Access, Endpoint, EndpointConfig, FabricAddress, LocalSpan, Memory, Provider, Registration, RemoteSpan,
+    without_our_descriptors,
 };
 use std::{
     io::{BufRead, BufReader, Write},
@@ -133,7 +134,8 @@ impl PeerProcess {
     pub(crate) fn start(bytes: usize, port: Option<u16>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabric-peer"));
         command.arg(bytes.to_string()).args(port.map(|port| port.to_string()));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = without_our_descriptors(&mut command).spawn().unwrap();
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = mpsc::channel();
