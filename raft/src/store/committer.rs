@@ -160,6 +160,9 @@ fn finish(job: Job, result: Result<(), &str>) {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use futures::FutureExt;
+    use openraft::type_config::TypeConfigExt;
+
     use super::*;
 
     /// A disk whose syncs wait for a permit and then do as the permit says.
@@ -196,10 +199,10 @@ mod tests {
     #[tokio::test]
     async fn an_acknowledgement_waits_for_the_sync() {
         let (committer, permit, syncs) = gated();
-        let (done, mut answer) = oneshot::channel();
+        let (done, mut answer) = Types::oneshot();
         committer.submit(Job::Append(IOFlushed::signal(done)));
         until("the sync was never asked for", || syncs.load(Ordering::SeqCst) == 1).await;
-        assert!(answer.try_recv().is_err(), "acknowledged while the sync was still running");
+        assert!((&mut answer).now_or_never().is_none(), "acknowledged while the sync was still running");
         permit.send(Ok(())).unwrap();
         answer.await.unwrap().unwrap();
         permit.send(Ok(())).unwrap();

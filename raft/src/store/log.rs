@@ -39,6 +39,8 @@ pub(crate) struct GroupLog {
 struct State {
     vote: Option<Vote>,
     purged: Option<LogId>,
+    /// Where the log begins while nothing was purged: at 0, unless openraft's tests want otherwise.
+    begins: u64,
     /// The last entry, or `purged` if there is none.
     last: Option<LogId>,
     /// The end of the log without gaps, up to and with `last`.
@@ -60,6 +62,10 @@ impl GroupLog {
             let vote = read_meta::<VoteRecord>(open, group, MetaKind::Vote)?.map(Vote::from);
             let purged = read_meta::<PlaceRecord>(open, group, MetaKind::Purged)?.map(LogId::from);
             let all = keys::log_key(group, 0, 0)..=keys::log_key(group, u64::MAX, u8::MAX);
+            let begins = match open.log.range(all.clone()).keys().next().transpose()? {
+                Some(key) => keys::index_of(&key)?,
+                None => 0,
+            };
             let last = match open.log.range(all).keys().next_back().transpose()? {
                 Some(key) => Some(keys::index_of(&key)?),
                 None => None,
@@ -68,7 +74,7 @@ impl GroupLog {
                 Some(index) => Some(read_database(open, group, index, index)?.remove(0).log_id),
                 None => purged,
             };
-            Ok(State { vote, purged, last, tail: BTreeMap::new(), tail_bytes: 0 })
+            Ok(State { vote, purged, begins, last, tail: BTreeMap::new(), tail_bytes: 0 })
         })?;
         if let Some(purged) = &state.purged {
             // A purge may have been cut short.
@@ -89,7 +95,7 @@ impl GroupLog {
     fn read(&self, from: u64, to: u64, limit: usize) -> io::Result<Vec<Entry>> {
         // Held until all is read, so that a read shows one moment.
         let state = self.state.read();
-        let first = state.purged.as_ref().map_or(0, |purged| purged.index() + 1);
+        let first = state.purged.as_ref().map_or(state.begins, |purged| purged.index() + 1);
         let (from, to) = (from.max(first), state.last.as_ref().map(LogId::index).map_or(0, |last| last.min(to)));
         if from > to || state.last.is_none() {
             return Ok(Vec::new());
@@ -241,6 +247,9 @@ impl RaftLogStorage<Types> for GroupLog {
         {
             let mut state = self.state.write();
             self.store.with(|open| Ok(open.log.apply_batch(batch)?))?;
+            if state.last.is_none() {
+                state.begins = entries.first().map_or(0, |first| first.log_id.index());
+            }
             for entry in entries {
                 state.last = Some(entry.log_id);
                 state.tail_bytes += bytes_of(&entry);

@@ -1,1 +1,7 @@
-//! Groups of hosts in one process, on real disks and real sockets, and child processes that are killed.
+//! Hosts on real disks and real sockets, in one process or in child processes that are killed and traced.
+
+mod cluster;
+mod crashes;
+mod disks;
+mod groups;
+mod members;
