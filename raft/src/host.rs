@@ -118,6 +118,8 @@ impl Host {
         let raft = Raft::new(inner.config.node.0, Arc::new(self.settings(id)?), network, log, replica)
             .await
             .map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
+        // The core answers once it has taken in what was recovered and has published its first status.
+        raft.is_initialized().await.map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
         let port = GroupPort { raft: raft.clone(), snapshots };
         let added = inner.ports.add(id, Arc::new(port));
         assert!(added, "groups are started one after the other");

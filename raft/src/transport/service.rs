@@ -237,3 +237,19 @@ fn dispatch(ports: &Ports, call: pb::Call, answers: &mpsc::UnboundedSender<pb::A
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_of_another_protocol_or_for_another_node_is_refused_with_both_sides_named() {
+        let ports = Ports::new(RaftNodeId(3));
+        assert_eq!(ports.check(PROTOCOL, 3), Ok(()));
+        let other = ports.check(PROTOCOL + 1, 3).unwrap_err();
+        assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::Protocol, 1, 2));
+        assert!(other.explain().contains("protocol 1, this node 2"), "{}", other.explain());
+        let other = ports.check(PROTOCOL, 4).unwrap_err();
+        assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongNode, 3, 4));
+    }
+}

@@ -88,7 +88,10 @@ async fn a_group_restarts_from_its_snapshot_and_the_log_behind_it_before_it_is_h
     cluster.restart(node).await;
     assert_eq!(cluster.nodes[&node].restored.load(Ordering::SeqCst), 1);
     assert_eq!(cluster.group(node).with(|ledger, _| ledger.hash()), hash);
-    assert_eq!(cluster.group(node).status().leader_since, None, "leads without an election");
+    let status = cluster.group(node).status();
+    assert_eq!(status.leader_since, None, "leads without an election");
+    assert_eq!((status.members.len(), status.applied), (1, status.committed));
+    assert!(status.applied >= Some(LogIndex(100)) && status.snapshot.is_some() && status.purged.is_some());
     cluster.leader().await;
     assert!(cluster.group(node).status().leader_since > Some(LogIndex(150)));
     cluster.shutdown().await;
