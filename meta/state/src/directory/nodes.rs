@@ -1,0 +1,146 @@
+//! Nodes and whom to believe: certificates that the root signed, the revocation list, where a node's control service listens.
+//! Keeps *Nothing unsigned*: apply itself checks every signature, so a replica never holds what the root or the node did not sign.
+
+use super::{Directory, feed::Topic};
+use quarry_wire::{
+    certificate::{Certificate, Revocations, Role},
+    ids::{CertificateSerial, FeedNumber, NodeId},
+    keyring::Keyring,
+    signed::Signed,
+};
+use serde::{Deserialize, Serialize};
+
+/// Longest address of a control service, in bytes.
+pub const NODE_ADDRESS_BYTES_MAX: usize = 256;
+
+/// A node that announced itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// The node.
+    pub id: NodeId,
+    /// Where its control service listens, as `host:port`.
+    pub address: String,
+    /// Number of this announcement in the feed.
+    pub changed: FeedNumber,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Numbered<S> {
+    pub(super) signed: Signed<S>,
+    pub(super) changed: FeedNumber,
+}
+
+/// Why a statement of the root, or an announcement, was not taken.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum NodeRefusal {
+    /// The cluster was not initialised yet.
+    #[error("the cluster is not initialised")]
+    NotInitialised,
+    /// The keyring does not believe it.
+    #[error("not believed: {why}")]
+    Untrusted {
+        /// What the keyring says.
+        why: String,
+    },
+    /// No certificate that holds names this node.
+    #[error("no certificate that holds names {node}: admit one first")]
+    UnknownNode {
+        /// The node named.
+        node: NodeId,
+    },
+    /// The address cannot be one.
+    #[error("an address has 1 to {NODE_ADDRESS_BYTES_MAX} bytes, this one has {found}")]
+    Address {
+        /// Its bytes.
+        found: usize,
+    },
+}
+
+impl Directory {
+    pub(super) fn admit(&mut self, signed: &Signed<Certificate>) -> Result<FeedNumber, NodeRefusal> {
+        let keyring = self.keyring.as_mut().ok_or(NodeRefusal::NotInitialised)?;
+        keyring.admit(signed).map_err(|why| NodeRefusal::Untrusted { why: why.to_string() })?;
+        let serial = signed.statement.serial;
+        if let Some(held) = self.certificates.get(&serial) {
+            return Ok(held.changed);
+        }
+        let changed = self.touch(Topic::Certificate(serial), None);
+        self.certificates.insert(serial, Numbered { signed: signed.clone(), changed });
+        Ok(changed)
+    }
+
+    pub(super) fn revoke(&mut self, list: &Signed<Revocations>) -> Result<FeedNumber, NodeRefusal> {
+        let keyring = self.keyring.as_mut().ok_or(NodeRefusal::NotInitialised)?;
+        let again = self.revocations.as_ref().filter(|held| held.signed.statement == list.statement);
+        keyring.revoke(list).map_err(|why| NodeRefusal::Untrusted { why: why.to_string() })?;
+        if let Some(held) = again {
+            return Ok(held.changed);
+        }
+        let old = self.revocations.as_ref().map(|held| held.changed);
+        let changed = self.touch(Topic::Revocations, old);
+        self.revocations = Some(Numbered { signed: list.clone(), changed });
+        Ok(changed)
+    }
+
+    pub(super) fn announce(&mut self, id: NodeId, address: &str) -> Result<FeedNumber, NodeRefusal> {
+        if self.cluster.is_none() {
+            return Err(NodeRefusal::NotInitialised);
+        }
+        if address.is_empty() || address.len() > NODE_ADDRESS_BYTES_MAX {
+            return Err(NodeRefusal::Address { found: address.len() });
+        }
+        if !self.is_certified(id, Role::DataNode) && !self.is_certified(id, Role::Meta) {
+            return Err(NodeRefusal::UnknownNode { node: id });
+        }
+        let old = match self.nodes.get(&id) {
+            Some(held) if held.address == address => return Ok(held.changed),
+            held => held.map(|held| held.changed),
+        };
+        let changed = self.touch(Topic::Node(id), old);
+        self.nodes.insert(id, Node { id, address: address.to_owned(), changed });
+        Ok(changed)
+    }
+
+    /// Whether a certificate that is not revoked names `node` in `role`.
+    #[must_use]
+    pub fn is_certified(&self, node: NodeId, role: Role) -> bool {
+        self.certificates.values().any(|held| {
+            let said = &held.signed.statement;
+            said.node == node && said.role == role && !self.is_revoked(said.serial)
+        })
+    }
+
+    /// Whether the newest revocation list names `serial`.
+    #[must_use]
+    pub fn is_revoked(&self, serial: CertificateSerial) -> bool {
+        self.revocations.as_ref().is_some_and(|held| held.signed.statement.serials.contains(&serial))
+    }
+
+    /// The nodes that announced themselves, by number.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// Where `node` listens, if it announced itself.
+    #[must_use]
+    pub fn node(&self, node: NodeId) -> Option<&Node> {
+        self.nodes.get(&node)
+    }
+
+    /// The certificates admitted, revoked ones included, by serial.
+    pub fn certificates(&self) -> impl Iterator<Item = &Signed<Certificate>> {
+        self.certificates.values().map(|held| &held.signed)
+    }
+
+    /// The newest revocation list.
+    #[must_use]
+    pub fn revocations(&self) -> Option<&Signed<Revocations>> {
+        self.revocations.as_ref().map(|held| &held.signed)
+    }
+
+    /// Whom to believe; none before the cluster is initialised.
+    #[must_use]
+    pub const fn keyring(&self) -> Option<&Keyring> {
+        self.keyring.as_ref()
+    }
+}

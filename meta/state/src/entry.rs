@@ -1,0 +1,87 @@
+//! Log entries: what Raft carries.
+//!
+//! ```text
+//! entry = format (1) ‖ postcard of (log time, commands)
+//! ```
+//! All commands of one entry share a stamp. An entry has at most [`COMMAND_BYTES_MAX`] bytes; who gathers commands splits before that.
+
+use quarry_wire::{limits::COMMAND_BYTES_MAX, units::LogTime};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// Format of the bytes after the first.
+const FORMAT: u8 = 1;
+
+/// Commands that share one log entry and one stamp.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Entry<C> {
+    /// Log time of the entry.
+    pub at: LogTime,
+    /// What to apply, in this order.
+    pub commands: Vec<C>,
+}
+
+/// Why an entry cannot be written or read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EntryError {
+    /// It is too large for the log.
+    #[error("an entry has at most {limit} bytes, this one has {found}: split it")]
+    TooLarge {
+        /// Most bytes.
+        limit: usize,
+        /// Bytes found.
+        found: usize,
+    },
+    /// There is no first byte.
+    #[error("an entry has at least one byte")]
+    Empty,
+    /// Another build wrote it.
+    #[error("entry format {found} is not the format {expected} that this build reads: do not downgrade a meta node")]
+    Format {
+        /// The format that this build reads.
+        expected: u8,
+        /// The format found.
+        found: u8,
+    },
+    /// The bytes are no entry of this kind.
+    #[error("the entry cannot be decoded: {why}")]
+    Body {
+        /// What the decoder said.
+        why: String,
+    },
+}
+
+impl<C: Serialize> Entry<C> {
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// [`EntryError::TooLarge`].
+    pub fn encode(&self) -> Result<Vec<u8>, EntryError> {
+        let bytes =
+            postcard::to_extend(self, vec![FORMAT]).map_err(|error| EntryError::Body { why: error.to_string() })?;
+        if bytes.len() > COMMAND_BYTES_MAX {
+            return Err(EntryError::TooLarge { limit: COMMAND_BYTES_MAX, found: bytes.len() });
+        }
+        Ok(bytes)
+    }
+}
+
+impl<C: DeserializeOwned> Entry<C> {
+    /// Reads what [`Entry::encode`] wrote.
+    ///
+    /// # Errors
+    /// [`EntryError`]; every byte must be used.
+    pub fn decode(bytes: &[u8]) -> Result<Self, EntryError> {
+        if bytes.len() > COMMAND_BYTES_MAX {
+            return Err(EntryError::TooLarge { limit: COMMAND_BYTES_MAX, found: bytes.len() });
+        }
+        let (format, body) = bytes.split_first().ok_or(EntryError::Empty)?;
+        if *format != FORMAT {
+            return Err(EntryError::Format { expected: FORMAT, found: *format });
+        }
+        match postcard::take_from_bytes(body) {
+            Ok((entry, [])) => Ok(entry),
+            Ok((_, rest)) => Err(EntryError::Body { why: format!("{} bytes follow its end", rest.len()) }),
+            Err(error) => Err(EntryError::Body { why: error.to_string() }),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Extents and the feed: what this shard may use, as the directory says.
+//! Keeps *Epochs only grow* (a lending is taken only above the highest number ever seen for its extent, a region only in a later life) and
+//! *Nothing leaks* (an extent is given back only when all of it is free and rested, and is named in [`Shard::returned`] until the feed shows
+//! that the directory has it).
+
+use super::{
+    DropRefusal, FeedRefusal, Shard,
+    grants::{Leave, Slab, Slot},
+    quarantine::Deadline,
+    space::Extent,
+};
+use crate::directory::{FeedChange, FeedSlice, RegionState};
+use quarry_wire::ids::{ExtentId, FeedNumber, Generation, LendNumber, Ordinal, SlotIndex};
+use std::collections::BTreeSet;
+
+impl Shard {
+    pub(super) fn apply_feed(&mut self, slice: FeedSlice) -> Result<FeedNumber, FeedRefusal> {
+        if slice.from > self.feed {
+            return Err(FeedRefusal::Gap { position: self.feed, found: slice.from });
+        }
+        let mut last = slice.from;
+        for number in slice.entries.iter().map(|entry| entry.number) {
+            if number <= last || number > slice.to {
+                return Err(FeedRefusal::OutOfOrder { found: number });
+            }
+            last = number;
+        }
+        for entry in slice.entries {
+            if entry.number > self.feed {
+                self.feed = entry.number;
+                // What an older generation says of memory is void.
+                if entry.number.0.generation >= self.generation {
+                    self.follow(entry.number.0.generation, entry.change);
+                }
+            }
+        }
+        self.feed = self.feed.max(slice.to);
+        Ok(self.feed)
+    }
+
+    fn follow(&mut self, generation: Generation, change: FeedChange) {
+        match change {
+            FeedChange::NewGeneration => self.begin_generation(generation),
+            FeedChange::Namespace(namespace) => {
+                self.namespaces.insert(namespace.id, namespace);
+            }
+            FeedChange::Region(region) => self.follow_region(region),
+            FeedChange::Lent { extent, shard, lend, region_bytes } => {
+                self.follow_return(extent, lend);
+                let seen = self.lends_seen.get(&extent).copied().unwrap_or_default();
+                if shard != self.id || lend <= seen {
+                    return;
+                }
+                self.lends_seen.insert(extent, lend);
+                self.void(&BTreeSet::from([extent]));
+                self.extents.remove(&extent);
+                if let Some(held) = Extent::new(lend, extent.index, region_bytes) {
+                    self.extents.insert(extent, held);
+                }
+            }
+            FeedChange::Unlent { extent, lend } => self.follow_return(extent, lend),
+        }
+    }
+
+    /// The feed shows that the lending which we gave back is over: it is unlent, or lent anew.
+    fn follow_return(&mut self, extent: ExtentId, lend: LendNumber) {
+        if self.returned.get(&extent).is_some_and(|given_back| *given_back <= lend) {
+            self.returned.remove(&extent);
+        }
+    }
+
+    fn follow_region(&mut self, state: RegionState) {
+        let held = self.regions.get(&state.region);
+        if held.is_some_and(|held| state.incarnation < held.incarnation) {
+            return;
+        }
+        let same_life = held.is_some_and(|held| held.incarnation == state.incarnation);
+        self.regions.insert(state.region, state);
+        if !same_life {
+            let own = self.extents.keys().filter(|extent| extent.region == state.region).copied().collect();
+            self.void(&own);
+        }
+    }
+
+    /// All memory is void: extents, slots, grants and copies go. Requests stay, for they say only what was done.
+    fn begin_generation(&mut self, generation: Generation) {
+        self.generation = generation;
+        let all = self.extents.keys().copied().collect();
+        self.void(&all);
+        self.extents.clear();
+        self.returned.clear();
+        for region in self.regions.values_mut() {
+            region.up = false;
+        }
+    }
+
+    /// The contents of these extents are gone: every slot in them is free at once, and keys without another copy vanish.
+    fn void(&mut self, extents: &BTreeSet<ExtentId>) {
+        let mut touched = BTreeSet::new();
+        let mut leaving: Vec<(Ordinal, usize)> = Vec::new();
+        for (id, slab) in &self.slabs {
+            for (holder, at) in slab.grant.holders.iter().enumerate() {
+                // An extent is held under one lending at a time, so live slots of it are of that lending.
+                if extents.contains(&Slab::extent(at)) && slab.slots[holder].iter().any(|slot| *slot != Slot::Gone) {
+                    leaving.push((*id, holder));
+                }
+            }
+        }
+        for (id, holder) in leaving {
+            touched.insert(id);
+            for slot in (0..self.slabs[&id].grant.slots.0).map(SlotIndex) {
+                let was = self.slabs[&id].slot(holder, slot);
+                self.leave(id, holder, slot, Leave::Void);
+                if matches!(was, Some(Slot::Committed { .. })) {
+                    self.drop_value_without_copy(id, slot);
+                }
+            }
+        }
+        for extent in extents {
+            if let Some(held) = self.extents.get_mut(extent) {
+                for (start, rest) in &held.resting {
+                    self.deadlines.remove(&(rest.until, Deadline::Free(*extent, *start)));
+                }
+                held.void();
+            }
+        }
+        for id in touched {
+            self.settle(id);
+        }
+    }
+
+    fn drop_value_without_copy(&mut self, id: Ordinal, slot: SlotIndex) {
+        let slab = &self.slabs[&id];
+        let committed = |at: &Vec<Slot>| matches!(at.get(slot.0 as usize), Some(Slot::Committed { .. }));
+        if slab.slots.iter().any(committed) {
+            return;
+        }
+        if let Some(record) = slab.records.get(&slot) {
+            self.values.remove(&(slab.grant.namespace, record.key.clone()));
+            // Copies that were still granted can join no more.
+            self.rest_slot(id, slot);
+        }
+    }
+
+    pub(super) fn drop_extent(&mut self, extent: ExtentId, lend: LendNumber) -> Result<(), DropRefusal> {
+        let held = self.extents.get(&extent).filter(|held| held.lend == lend);
+        let Some(held) = held else {
+            if self.returned.get(&extent) == Some(&lend) {
+                return Ok(());
+            }
+            let held = self.extents.get(&extent).map(|held| held.lend);
+            return Err(DropRefusal::NotHeld { extent, held, found: lend });
+        };
+        if !held.is_all_free() {
+            return Err(DropRefusal::InUse { extent, free: held.free.total(), bytes: held.bytes });
+        }
+        self.extents.remove(&extent);
+        self.returned.insert(extent, lend);
+        Ok(())
+    }
+
+    /// Extents given back of which the feed does not show it yet: the leader tells the directory again and again.
+    pub fn returned(&self) -> impl Iterator<Item = (ExtentId, LendNumber)> {
+        self.returned.iter().map(|(extent, lend)| (*extent, *lend))
+    }
+
+    /// Extents held that are wholly free: those that can be dropped.
+    pub fn idle_extents(&self) -> impl Iterator<Item = (ExtentId, LendNumber)> {
+        self.extents.iter().filter(|(_, held)| held.is_all_free()).map(|(extent, held)| (*extent, held.lend))
+    }
+}

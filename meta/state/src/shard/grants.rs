@@ -1,0 +1,387 @@
+//! Grants: who may write which slots, until when.
+//! Decides only; the leader proposes holders and offsets, the data node enforces the fence. Keeps *Fresh space*: a granted slot names exactly
+//! one grant, and was free, in an extent that is lent, of a region that is up.
+//!
+//! ```text
+//! Open ──seal──> Sealed      at the TTL, either one: every slot still granted is put to rest ──> Expired
+//!   └──────────────┴── no slot below the fill mark is granted any more: the tail is freed ────> Closed
+//! Expired, Closed ── outcomes kept long enough ──> Forgotten ── last committed slot gone ──> the slab is gone
+//! ```
+//! Grants for moves, loads and repairs (whose writer is a data node) will come in here with their [`Purpose`].
+
+use super::{
+    BatchRef, GrantRefusal, GrantRequest, Proposed, RequestOutcome, SealRefusal, Shard, commits::Record,
+    quarantine::Deadline,
+};
+use crate::requests::RequestRefusal;
+use quarry_wire::{
+    frame::header_bytes,
+    grant::{Grant, GrantHolder, Purpose},
+    ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
+    limits::{EXTENT_BYTES, FRAME_ALIGN, GRANT_TTL_MAX, SLOTS_PER_SLAB_MAX},
+    units::{LogTime, Offset, SlotCount, millis},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+/// One slot at one holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Slot {
+    /// The writer's, until the grant ends.
+    Granted,
+    /// A copy of a key's current version; leaf of a signed batch.
+    Committed { batch: BatchRef, leaf: u32 },
+    /// The slab's no more: it rests, is free, or belongs to another slab.
+    Gone,
+}
+
+/// Where a grant is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Phase {
+    Open,
+    Sealed,
+    Closed { at: LogTime },
+    Expired { at: LogTime },
+    Forgotten,
+}
+
+impl Phase {
+    /// Whether slots may still be granted under it.
+    pub(super) const fn is_live(self) -> bool {
+        matches!(self, Self::Open | Self::Sealed)
+    }
+}
+
+/// A grant with its slots at each holder, and what became of them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Slab {
+    pub(super) grant: Grant,
+    pub(super) expires_at: LogTime,
+    pub(super) phase: Phase,
+    /// Slots from here on take no frame; all slots until the grant is sealed.
+    pub(super) fill: SlotCount,
+    /// Per holder of the grant, in its order.
+    pub(super) slots: Vec<Vec<Slot>>,
+    /// What became of slots; when the grant is forgotten only those that are committed stay.
+    pub(super) records: BTreeMap<SlotIndex, Record>,
+}
+
+impl Slab {
+    pub(super) fn slot(&self, holder: usize, slot: SlotIndex) -> Option<Slot> {
+        self.slots.get(holder)?.get(slot.0 as usize).copied()
+    }
+    pub(super) fn extent(holder: &GrantHolder) -> ExtentId {
+        ExtentId { region: holder.region, index: holder.extent }
+    }
+    fn has(&self, wanted: impl Fn(Slot) -> bool, below: SlotCount) -> bool {
+        self.slots.iter().any(|slots| slots.iter().take(below.0 as usize).any(|slot| wanted(*slot)))
+    }
+    pub(super) fn has_committed(&self) -> bool {
+        self.has(|slot| matches!(slot, Slot::Committed { .. }), self.grant.slots)
+    }
+    pub(super) const fn view(&self) -> GrantView<'_> {
+        GrantView {
+            grant: &self.grant,
+            expires_at: self.expires_at,
+            fill: self.fill,
+            phase: match self.phase {
+                Phase::Open => GrantPhase::Open,
+                Phase::Sealed => GrantPhase::Sealed,
+                Phase::Closed { .. } => GrantPhase::Closed,
+                Phase::Expired { .. } => GrantPhase::Expired,
+                Phase::Forgotten => GrantPhase::Forgotten,
+            },
+        }
+    }
+}
+
+/// A grant as it is now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrantView<'a> {
+    /// What was granted.
+    pub grant: &'a Grant,
+    /// When it expires, or would have.
+    pub expires_at: LogTime,
+    /// Slots from here on take no frame.
+    pub fill: SlotCount,
+    /// Where it is in its life.
+    pub phase: GrantPhase,
+}
+
+/// Where a grant is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GrantPhase {
+    /// The writer may take slots.
+    Open,
+    /// The writer takes no slots at or above the fill mark.
+    Sealed,
+    /// Every slot below the fill mark was answered.
+    Closed,
+    /// Its TTL is over.
+    Expired,
+    /// Its outcomes are forgotten; slots of it are still committed.
+    Forgotten,
+}
+
+/// Where a slot goes when it leaves its slab.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Leave {
+    /// To rest until then: it may have been read.
+    Rest(LogTime),
+    /// Free at once: it was never readable.
+    Free,
+    /// Nowhere: the caller frees the whole extent.
+    Void,
+}
+
+/// Smallest slot: a header with the shortest key.
+const SLOT_BYTES_MIN: u32 = 128;
+const _: () = assert!(header_bytes(1) == SLOT_BYTES_MIN as usize);
+
+impl Shard {
+    pub(super) fn grant_slab(
+        &mut self,
+        meta: NodeId,
+        asked: &GrantRequest,
+        holders: &[Proposed],
+    ) -> Result<Grant, GrantRefusal> {
+        match self.requests.look(self.now, self.settings.outcome_kept, asked.request)? {
+            Some(RequestOutcome::Grant(grant)) => return Ok(grant.clone()),
+            Some(RequestOutcome::Delete(_)) => return Err(RequestRefusal::Taken.into()),
+            None => {}
+        }
+        self.admit_request(asked, holders.len())?;
+        let namespace = &self.namespaces[&asked.namespace];
+        let bytes = slab_bytes(asked);
+        let mut nodes = BTreeSet::new();
+        let mut chosen = Vec::with_capacity(holders.len());
+        for Proposed { extent, base } in holders.iter().copied() {
+            if !nodes.insert(extent.region.node) {
+                return Err(GrantRefusal::SameNode { node: extent.region.node });
+            }
+            let held = self.extents.get(&extent).ok_or(GrantRefusal::NotLent { extent })?;
+            let region = self.regions.get(&extent.region).filter(|region| region.up);
+            let region = region.ok_or(GrantRefusal::RegionDown { region: extent.region })?;
+            if !held.is_inside(base.0, bytes) || !base.0.is_multiple_of(FRAME_ALIGN as u64) {
+                return Err(GrantRefusal::OutsideExtent { extent, base, bytes });
+            }
+            if !held.free.contains(base.0, bytes) {
+                return Err(GrantRefusal::NotFree { extent, base });
+            }
+            let (incarnation, lend) = (region.incarnation, held.lend);
+            chosen.push(GrantHolder { region: extent.region, incarnation, extent: extent.index, lend, base });
+        }
+        self.sequence_last += 1;
+        let sequence = Ordinal { generation: self.generation, number: self.sequence_last };
+        let grant = Grant {
+            id: GrantId { shard: self.id, sequence },
+            meta,
+            purpose: Purpose::Write,
+            writer: asked.writer,
+            namespace: asked.namespace,
+            class: namespace.policy.class,
+            least: namespace.policy.least,
+            slot_size: asked.slot_size,
+            slots: asked.slots,
+            ttl: asked.ttl,
+            holders: chosen,
+        };
+        for holder in &grant.holders {
+            let extent = self.extents.get_mut(&Slab::extent(holder)).expect("it was there above");
+            assert!(extent.free.take(holder.base.0, bytes), "Fresh space: it was free above");
+        }
+        self.take_on(grant.clone());
+        self.requests.record(asked.request, RequestOutcome::Grant(grant.clone()));
+        Ok(grant)
+    }
+
+    fn take_on(&mut self, grant: Grant) {
+        let id = grant.id.sequence;
+        let expires_at = self.now.after(grant.ttl);
+        *self.used.entry(grant.namespace).or_default() += grant.slab_bytes() * grant.holders.len() as u64;
+        self.writers.entry(grant.writer).or_default().insert(id);
+        self.deadlines.insert((expires_at, Deadline::Expire(id)));
+        let slots = vec![vec![Slot::Granted; grant.slots.0 as usize]; grant.holders.len()];
+        let (fill, records) = (grant.slots, BTreeMap::new());
+        self.slabs.insert(id, Slab { grant, expires_at, phase: Phase::Open, fill, slots, records });
+    }
+
+    /// What can be said of a request before holders are looked at; the planner asks it too.
+    pub(super) fn admit_request(&self, asked: &GrantRequest, holders: usize) -> Result<(), GrantRefusal> {
+        let Some(namespace) = self.namespaces.get(&asked.namespace) else {
+            return Err(GrantRefusal::UnknownNamespace { namespace: asked.namespace, position: self.feed });
+        };
+        let size = asked.slot_size.0;
+        if size < SLOT_BYTES_MIN || u64::from(size) > EXTENT_BYTES || !(size as usize).is_multiple_of(FRAME_ALIGN) {
+            return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most: EXTENT_BYTES, found: asked.slot_size });
+        }
+        if asked.slots.0 == 0 || asked.slots.0 > SLOTS_PER_SLAB_MAX {
+            return Err(GrantRefusal::Slots { most: SLOTS_PER_SLAB_MAX, found: asked.slots });
+        }
+        if millis(asked.ttl) == 0 || asked.ttl > GRANT_TTL_MAX || !asked.ttl.subsec_nanos().is_multiple_of(1_000_000) {
+            return Err(GrantRefusal::Ttl { most: GRANT_TTL_MAX, found: asked.ttl });
+        }
+        let (least, most) = (namespace.policy.least.max(1), namespace.policy.copies);
+        if holders < usize::from(least) || holders > usize::from(most) {
+            let found = u32::try_from(holders).unwrap_or(u32::MAX);
+            return Err(GrantRefusal::Holders { least, most, found });
+        }
+        self.admit_quota(asked.namespace, slab_bytes(asked) * holders as u64, 0)
+    }
+
+    /// Whether `asked` more bytes are within the namespace's share of this shard, `planned` counted as used.
+    pub(super) fn admit_quota(&self, namespace: NamespaceId, asked: u64, planned: u64) -> Result<(), GrantRefusal> {
+        let quota = self.namespaces.get(&namespace).and_then(|known| known.policy.quota_bytes);
+        let Some(quota) = quota else { return Ok(()) };
+        let limit = quota.div_ceil(u64::from(self.settings.shards));
+        let used = self.used.get(&namespace).copied().unwrap_or(0).saturating_add(planned);
+        if used.saturating_add(asked) > limit {
+            return Err(GrantRefusal::Quota { limit, used, asked });
+        }
+        Ok(())
+    }
+
+    pub(super) fn seal(&mut self, grant: GrantId, fill: SlotCount) -> Result<SlotCount, SealRefusal> {
+        let id = grant.sequence;
+        let known = self.slabs.get_mut(&id).filter(|slab| slab.grant.id == grant && slab.phase != Phase::Forgotten);
+        let slab = known.ok_or(SealRefusal::UnknownGrant { grant })?;
+        if fill > slab.grant.slots {
+            return Err(SealRefusal::BeyondSlab { slots: slab.grant.slots, found: fill });
+        }
+        if slab.phase == Phase::Open {
+            slab.phase = Phase::Sealed;
+            slab.fill = fill;
+            self.close_if_done(id);
+        }
+        Ok(self.slabs[&id].fill)
+    }
+
+    /// Closes the grant once no slot below its fill mark is granted: the tail, never filled, is free at once.
+    pub(super) fn close_if_done(&mut self, id: Ordinal) {
+        let Some(slab) = self.slabs.get(&id).filter(|slab| slab.phase.is_live()) else { return };
+        if slab.has(|slot| slot == Slot::Granted, slab.fill) {
+            return;
+        }
+        self.end(id, Phase::Closed { at: self.now }, Leave::Free);
+    }
+
+    /// The TTL is over: what was not committed rests, since it may have been written until now.
+    pub(super) fn expire(&mut self, id: Ordinal) {
+        self.end(
+            id,
+            Phase::Expired { at: self.now },
+            Leave::Rest(self.horizon.max(self.now).after(self.settings.quarantine)),
+        );
+    }
+
+    fn end(&mut self, id: Ordinal, phase: Phase, granted: Leave) {
+        let slab = self.slabs.get_mut(&id).expect("only a grant that is there ends");
+        slab.phase = phase;
+        let (expires_at, writer, slots, holders) =
+            (slab.expires_at, slab.grant.writer, slab.grant.slots, slab.grant.holders.len());
+        self.deadlines.remove(&(expires_at, Deadline::Expire(id)));
+        self.deadlines.insert((self.now.after(self.settings.outcome_kept), Deadline::Forget(id)));
+        if let Some(open) = self.writers.get_mut(&writer) {
+            open.remove(&id);
+            if open.is_empty() {
+                self.writers.remove(&writer);
+            }
+        }
+        for holder in 0..holders {
+            for slot in (0..slots.0).map(SlotIndex) {
+                if self.slabs[&id].slot(holder, slot) == Some(Slot::Granted) {
+                    self.leave(id, holder, slot, granted);
+                }
+            }
+        }
+    }
+
+    /// Outcomes are kept no longer; the slab stays while a slot of it is a current copy.
+    pub(super) fn forget(&mut self, id: Ordinal) {
+        let slab = self.slabs.get_mut(&id).expect("a deadline to forget names a slab that is there");
+        slab.phase = Phase::Forgotten;
+        let slots = &slab.slots;
+        let committed =
+            |slot: &SlotIndex| slots.iter().any(|at| matches!(at.get(slot.0 as usize), Some(Slot::Committed { .. })));
+        slab.records.retain(|slot, _| committed(slot));
+        self.drop_if_empty(id);
+    }
+
+    /// Removes a forgotten slab without a committed slot.
+    pub(super) fn drop_if_empty(&mut self, id: Ordinal) {
+        if self.slabs.get(&id).is_some_and(|slab| slab.phase == Phase::Forgotten && !slab.has_committed()) {
+            self.slabs.remove(&id);
+        }
+    }
+
+    /// Takes one slot of one holder out of its slab. The caller looks after keys, records and the end of the grant.
+    pub(super) fn leave(&mut self, id: Ordinal, holder: usize, slot: SlotIndex, to: Leave) {
+        let slab = self.slabs.get_mut(&id).expect("a slot that leaves is in a slab that is there");
+        let place = &mut slab.slots[holder][slot.0 as usize];
+        let was = std::mem::replace(place, Slot::Gone);
+        let at = slab.grant.holders[holder];
+        let bytes = u64::from(slab.grant.slot_size.0);
+        let Offset(start) = slab.grant.offset(&at, slot).expect("the slab has this slot");
+        let namespace = slab.grant.namespace;
+        match was {
+            Slot::Gone => return,
+            Slot::Granted => {}
+            Slot::Committed { batch, .. } => self.release_leaf(batch),
+        }
+        self.give_back_quota(namespace, bytes);
+        match to {
+            Leave::Rest(until) => self.rest(Slab::extent(&at), start, bytes, until),
+            Leave::Free => {
+                let extent = self.extents.get_mut(&Slab::extent(&at));
+                extent.expect("a live slot lies in an extent that is held").free.put(start, bytes);
+            }
+            Leave::Void => {}
+        }
+    }
+
+    fn give_back_quota(&mut self, namespace: NamespaceId, bytes: u64) {
+        let used = self.used.get_mut(&namespace).expect("what is in use was counted");
+        *used -= bytes;
+        if *used == 0 {
+            self.used.remove(&namespace);
+        }
+    }
+
+    /// Every copy of this slot, granted or committed, rests: the frame is not wanted any more, and may have been read.
+    pub(super) fn rest_slot(&mut self, id: Ordinal, slot: SlotIndex) {
+        let Some(slab) = self.slabs.get(&id) else { return };
+        let until = self.rest_until(slab);
+        for holder in 0..slab.grant.holders.len() {
+            self.leave(id, holder, slot, Leave::Rest(until));
+        }
+    }
+
+    /// The grant of this name, while its outcomes are kept.
+    #[must_use]
+    pub fn grant(&self, grant: GrantId) -> Option<GrantView<'_>> {
+        let slab = self.slabs.get(&grant.sequence)?;
+        (slab.grant.id == grant && slab.phase != Phase::Forgotten).then(|| slab.view())
+    }
+
+    /// Bytes granted and committed per namespace, as the state implies them.
+    pub(super) fn used_of_state(&self) -> BTreeMap<NamespaceId, u64> {
+        let mut used = BTreeMap::new();
+        for slab in self.slabs.values() {
+            let live = slab.slots.iter().flatten().filter(|slot| **slot != Slot::Gone).count() as u64;
+            if live > 0 {
+                *used.entry(slab.grant.namespace).or_default() += live * u64::from(slab.grant.slot_size.0);
+            }
+        }
+        used
+    }
+}
+
+pub(super) fn slab_bytes(asked: &GrantRequest) -> u64 {
+    u64::from(asked.slots.0) * u64::from(asked.slot_size.0)
+}
+
+// A grant's TTL travels in milliseconds.
+const _: () = assert!(GRANT_TTL_MAX.as_millis() <= u32::MAX as u128 && Duration::from_millis(1).as_millis() == 1);

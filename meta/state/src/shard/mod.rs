@@ -1,0 +1,251 @@
+//! A shard: grants, slots, values, the lease horizon and quarantine of the keys that hash to it.
+//!
+//! Decides which remote bytes are a value; never touches the bytes. Leaves to the service: proposing (see [`plan`]), signing grants, checking
+//! signatures before a Publish is proposed, leases (horizon minus the leader's running log clock), and when to stamp (see
+//! [`Shard::next_deadline`]). One file per concept:
+//!
+//! | file | decides | keeps |
+//! | --- | --- | --- |
+//! | `space` | free ranges and resting ranges of an extent | *Fresh space* |
+//! | `extents` | what the feed changes; giving extents back | *Nothing leaks*, *Epochs only grow* |
+//! | `grants` | who may write which slots, until when | *Fresh space* |
+//! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
+//! | `deletes` | removal of keys | *Linearizable* |
+//! | `leases` | the horizon | *Leases hold* |
+//! | `quarantine` | the rest of freed memory, and every other deadline | *Leases hold*, *Nothing leaks* |
+//!
+//! Files for pins, eviction, moves, journaled copies and objects will stand beside them.
+
+mod check;
+mod command;
+mod commits;
+mod deletes;
+mod extents;
+mod grants;
+mod leases;
+pub mod plan;
+mod quarantine;
+mod read;
+mod space;
+
+use crate::{
+    directory::{Namespace, RegionState},
+    requests::Requests,
+    snapshot::{self, Machine, SnapshotError, StateHash},
+};
+pub use command::{
+    Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, DeleteRefusal, Deleted,
+    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, Proposed, Publish, SealRefusal, ShardCommand,
+    ShardOutcome,
+};
+use commits::Batch;
+pub use commits::{BatchRef, leaves};
+pub use grants::{GrantPhase, GrantView};
+use grants::{Phase, Slab};
+use quarantine::Deadline;
+use quarry_wire::{
+    grant::Grant,
+    ids::{ExtentId, FeedNumber, Generation, LendNumber, NamespaceId, Ordinal, RegionId, ShardId, SlotIndex, WriterId},
+    key::Key,
+    limits::{HORIZON_AHEAD, OUTCOME_KEPT, QUARANTINE},
+    units::LogTime,
+};
+pub use read::{Resolved, ResolvedCopy, SignedBatch};
+use serde::{Deserialize, Serialize};
+use space::Extent;
+pub use space::{Space, SpaceOf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+/// What a shard is made with; part of its state, so equal on all replicas.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Settings {
+    /// Generation in which the cluster is when the shard is made.
+    pub generation: Generation,
+    /// How many shards the cluster has.
+    pub shards: u32,
+    /// Rest of freed memory after its last possible lease.
+    pub quarantine: Duration,
+    /// How long outcomes are kept after their grant closed, and requests after their stamp.
+    pub outcome_kept: Duration,
+    /// The horizon is never raised further than this ahead of log time, so that a wrong proposal cannot hold memory for long.
+    pub horizon_ahead_max: Duration,
+}
+
+impl Settings {
+    /// The limits of this build.
+    #[must_use]
+    pub const fn new(generation: Generation, shards: u32) -> Self {
+        Self {
+            generation,
+            shards,
+            quarantine: QUARANTINE,
+            outcome_kept: OUTCOME_KEPT,
+            horizon_ahead_max: HORIZON_AHEAD.saturating_mul(6),
+        }
+    }
+}
+
+/// Where the current version of a key is written down: a slot of a slab.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+struct ValueRef {
+    grant: Ordinal,
+    slot: SlotIndex,
+}
+
+/// What came of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum RequestOutcome {
+    Grant(Grant),
+    Delete(Vec<Result<Deleted, DeleteRefusal>>),
+}
+
+/// The state of a shard.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Shard {
+    id: ShardId,
+    settings: Settings,
+    generation: Generation,
+    /// Log time of the last entry.
+    now: LogTime,
+    /// No lease ends after it; moved by Tick, upwards only.
+    horizon: LogTime,
+    /// How far the directory's feed was applied.
+    feed: FeedNumber,
+    /// Sequence number of the last grant; counts on through generations.
+    sequence_last: u64,
+    /// Number of the last batch.
+    batch_last: u64,
+    namespaces: BTreeMap<NamespaceId, Namespace>,
+    regions: BTreeMap<RegionId, RegionState>,
+    /// The extents held.
+    extents: BTreeMap<ExtentId, Extent>,
+    /// The highest lend number ever seen, per extent.
+    lends_seen: BTreeMap<ExtentId, LendNumber>,
+    /// Given back, but the feed does not show it yet.
+    returned: BTreeMap<ExtentId, LendNumber>,
+    /// Slabs by the sequence of their grant; a slab stays while its outcomes are kept or a slot of it is committed.
+    slabs: BTreeMap<Ordinal, Slab>,
+    /// Signed batches, each while a slot is committed under it.
+    batches: BTreeMap<BatchRef, Batch>,
+    values: BTreeMap<(NamespaceId, Key), ValueRef>,
+    requests: Requests<RequestOutcome>,
+    /// Everything that happens by itself, in order.
+    #[serde(skip)]
+    deadlines: BTreeSet<(LogTime, Deadline)>,
+    /// Bytes granted and committed per namespace, all copies counted.
+    #[serde(skip)]
+    used: BTreeMap<NamespaceId, u64>,
+    /// Grants that are open or sealed, by writer.
+    #[serde(skip)]
+    writers: BTreeMap<WriterId, BTreeSet<Ordinal>>,
+}
+
+impl Shard {
+    /// A shard that was told nothing.
+    ///
+    /// # Panics
+    /// If the cluster has no shard: checked when a cluster is made.
+    #[must_use]
+    pub fn new(id: ShardId, settings: Settings) -> Self {
+        assert!(settings.shards > 0 && id.0 > 0 && id.0 <= settings.shards, "shards are numbered from 1");
+        Self {
+            id,
+            settings,
+            generation: settings.generation,
+            now: LogTime(0),
+            horizon: LogTime(0),
+            feed: FeedNumber::default(),
+            sequence_last: 0,
+            batch_last: 0,
+            namespaces: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            extents: BTreeMap::new(),
+            lends_seen: BTreeMap::new(),
+            returned: BTreeMap::new(),
+            slabs: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            values: BTreeMap::new(),
+            requests: Requests::new(),
+            deadlines: BTreeSet::new(),
+            used: BTreeMap::new(),
+            writers: BTreeMap::new(),
+        }
+    }
+
+    /// Applies one command of an entry stamped `at`. A stamp below the last one counts as the last one. Whatever has become due is done first,
+    /// so replicas agree whatever the command is.
+    pub fn apply(&mut self, at: LogTime, command: ShardCommand) -> ShardOutcome {
+        self.advance(at);
+        match command {
+            ShardCommand::ApplyFeed(slice) => ShardOutcome::Feed(self.apply_feed(slice)),
+            ShardCommand::Grant { meta, asked, holders } => {
+                ShardOutcome::Grant(self.grant_slab(meta, &asked, &holders))
+            }
+            ShardCommand::Publish(publish) => ShardOutcome::Publish(self.publish(&publish)),
+            ShardCommand::Seal { grant, fill } => ShardOutcome::Seal(self.seal(grant, fill)),
+            ShardCommand::Delete { request, namespace, keys } => {
+                ShardOutcome::Delete(self.delete(request, namespace, &keys))
+            }
+            ShardCommand::DropExtent { extent, lend } => ShardOutcome::DropExtent(self.drop_extent(extent, lend)),
+            ShardCommand::Tick { horizon } => ShardOutcome::Tick { horizon: self.raise_horizon(horizon) },
+        }
+    }
+
+    /// Which shard this is.
+    #[must_use]
+    pub const fn id(&self) -> ShardId {
+        self.id
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The generation that it is in.
+    #[must_use]
+    pub const fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Log time of the last entry.
+    #[must_use]
+    pub const fn log_time(&self) -> LogTime {
+        self.now
+    }
+
+    /// How far it has followed the directory.
+    #[must_use]
+    pub const fn feed_position(&self) -> FeedNumber {
+        self.feed
+    }
+
+    /// Canonical bytes of the whole state.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        snapshot::encode(Machine::Shard, self)
+    }
+
+    /// SHA-256 over [`Shard::encode`]: equal on all replicas that applied the same entries.
+    #[must_use]
+    pub fn hash(&self) -> StateHash {
+        snapshot::hash(Machine::Shard, self)
+    }
+
+    /// Reads what [`Shard::encode`] wrote, checked.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let mut state: Self = snapshot::decode(Machine::Shard, bytes)?;
+        state.deadlines = state.deadlines_of_state();
+        state.used = state.used_of_state();
+        state.writers = state.writers_of_state();
+        state.check()?;
+        Ok(state)
+    }
+}

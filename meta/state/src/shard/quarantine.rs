@@ -1,0 +1,115 @@
+//! Quarantine and every other deadline: what happens by itself when log time passes.
+//!
+//! One ordered index holds all deadlines; whatever is due is done at the beginning of every apply, whatever the command. Keeps *Leases hold*
+//! (resting memory is freed here and nowhere else, unless its contents are gone) and *Nothing leaks* (whatever is in use has a deadline or is
+//! a current value).
+
+use super::{GrantPhase, Phase, Shard, space::Rest};
+use quarry_wire::{
+    ids::{ExtentId, Ordinal, WriterId},
+    units::LogTime,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What happens at a deadline. The order decides what comes first at one instant: grants expire before space is freed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Deadline {
+    /// A grant expires.
+    Expire(Ordinal),
+    /// Resting memory of this extent, from this offset, becomes free.
+    Free(ExtentId, u64),
+    /// The outcomes of a grant are forgotten.
+    Forget(Ordinal),
+}
+
+impl Shard {
+    /// When something happens by itself next: the leader stamps an entry then.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<LogTime> {
+        let own = self.deadlines.first().map(|(at, _)| *at);
+        let requests = self.requests.next_deadline(self.settings.outcome_kept);
+        [own, requests].into_iter().flatten().min()
+    }
+
+    /// Moves log time to `at` and does whatever is due.
+    pub(super) fn advance(&mut self, at: LogTime) {
+        self.now = self.now.max(at);
+        while let Some((due, deadline)) = self.deadlines.first().copied() {
+            if due > self.now {
+                break;
+            }
+            self.deadlines.pop_first();
+            match deadline {
+                Deadline::Expire(grant) => self.expire(grant),
+                Deadline::Free(extent, start) => self.wake(extent, start),
+                Deadline::Forget(grant) => self.forget(grant),
+            }
+        }
+        self.requests.forget(self.now, self.settings.outcome_kept);
+    }
+
+    /// Puts memory to rest, joined with what rests beside it until the same instant.
+    pub(super) fn rest(&mut self, extent: ExtentId, start: u64, bytes: u64, until: LogTime) {
+        let held = self.extents.get_mut(&extent).expect("a live slot lies in an extent that is held");
+        let mut from = start;
+        let mut total = bytes;
+        if let Some((before, rest)) = held.resting.range(..start).next_back()
+            && before + rest.bytes == start
+            && rest.until == until
+        {
+            from = *before;
+            total += rest.bytes;
+        }
+        let after = start + bytes;
+        if let Some(rest) = held.resting.get(&after).copied().filter(|rest| rest.until == until) {
+            held.resting.remove(&after);
+            self.deadlines.remove(&(until, Deadline::Free(extent, after)));
+            total += rest.bytes;
+        }
+        held.resting.insert(from, Rest { bytes: total, until });
+        self.deadlines.insert((until, Deadline::Free(extent, from)));
+    }
+
+    /// Frees what has rested.
+    fn wake(&mut self, extent: ExtentId, start: u64) {
+        let held = self.extents.get_mut(&extent).expect("resting memory keeps its extent");
+        let rest = held.resting.remove(&start).expect("a deadline to free names memory that rests");
+        held.free.put(start, rest.bytes);
+    }
+
+    /// The deadlines that the state implies.
+    pub(super) fn deadlines_of_state(&self) -> BTreeSet<(LogTime, Deadline)> {
+        let mut deadlines = BTreeSet::new();
+        for (id, slab) in &self.slabs {
+            match slab.phase {
+                Phase::Open | Phase::Sealed => deadlines.insert((slab.expires_at, Deadline::Expire(*id))),
+                Phase::Closed { at } | Phase::Expired { at } => {
+                    deadlines.insert((at.after(self.settings.outcome_kept), Deadline::Forget(*id)))
+                }
+                Phase::Forgotten => false,
+            };
+        }
+        for (id, extent) in &self.extents {
+            let resting = extent.resting.iter();
+            deadlines.extend(resting.map(|(start, rest)| (rest.until, Deadline::Free(*id, *start))));
+        }
+        deadlines
+    }
+
+    /// Open and sealed grants by writer, as the state implies them.
+    pub(super) fn writers_of_state(&self) -> BTreeMap<WriterId, BTreeSet<Ordinal>> {
+        let mut writers: BTreeMap<WriterId, BTreeSet<Ordinal>> = BTreeMap::new();
+        for (id, slab) in self.slabs.iter().filter(|(_, slab)| slab.phase.is_live()) {
+            writers.entry(slab.grant.writer).or_default().insert(*id);
+        }
+        writers
+    }
+
+    /// The grants of `writer` that are open or sealed.
+    pub fn grants_of(&self, writer: WriterId) -> impl Iterator<Item = super::GrantView<'_>> {
+        let ids = self.writers.get(&writer).into_iter().flatten();
+        ids.filter_map(|id| self.slabs.get(id))
+            .map(super::Slab::view)
+            .filter(|view| matches!(view.phase, GrantPhase::Open | GrantPhase::Sealed))
+    }
+}

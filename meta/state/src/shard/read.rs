@@ -1,0 +1,248 @@
+//! Reading the state: what a leader answers once its read index is applied. Nothing here changes anything; a lease needs no entry.
+
+use super::{
+    BatchRef, Shard, SpaceOf, ValueRef,
+    grants::{Slab, Slot},
+};
+use crate::directory::{Namespace, RegionState};
+use quarry_wire::{
+    attestation::{Attestation, AttestationBatch, Descriptor, Placement},
+    frame::FrameKind,
+    ids::{ExtentIndex, GrantId, Incarnation, LendNumber, NamespaceId, RegionId, SlotIndex},
+    key::Key,
+    merkle::{self, Hash},
+    signed::Signed,
+    units::Offset,
+    version::Version,
+};
+use std::ops::Bound;
+
+/// The current version of a key and where its copies are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolved {
+    /// Namespace of the key.
+    pub namespace: NamespaceId,
+    /// The key.
+    pub key: Key,
+    /// Its version.
+    pub version: Version,
+    /// What the frame carries.
+    pub kind: FrameKind,
+    /// Bytes of payload.
+    pub payload_bytes: u64,
+    /// CRC-32C of the payload.
+    pub payload_crc: u32,
+    /// At least one copy, in the order of the grant's holders.
+    pub copies: Vec<ResolvedCopy>,
+}
+
+/// One copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ResolvedCopy {
+    /// The grant under which it was written.
+    pub grant: GrantId,
+    /// The lending of its extent.
+    pub lend: LendNumber,
+    /// Its extent.
+    pub extent: ExtentIndex,
+    /// Its slot of the slab.
+    pub slot: SlotIndex,
+    /// Its region.
+    pub region: RegionId,
+    /// The region's life.
+    pub incarnation: Incarnation,
+    /// Where the frame begins in the region.
+    pub offset: Offset,
+    /// The batch that proves it; read it with [`Shard::batch`].
+    pub batch: BatchRef,
+    /// Which leaf of the batch.
+    pub leaf: u32,
+}
+
+impl Resolved {
+    /// What the holder of `copy` said of it.
+    #[must_use]
+    pub fn attestation(&self, copy: &ResolvedCopy) -> Attestation {
+        Attestation {
+            namespace: self.namespace,
+            key: self.key.clone(),
+            kind: self.kind,
+            version: self.version,
+            payload_bytes: self.payload_bytes,
+            payload_crc: self.payload_crc,
+            grant: copy.grant,
+            lend: copy.lend,
+            slot: copy.slot,
+            region: copy.region,
+            incarnation: copy.incarnation,
+            placement: Placement::Resident(copy.offset),
+        }
+    }
+}
+
+/// A batch with its signature.
+#[derive(Clone, Debug)]
+pub struct SignedBatch<'a> {
+    /// The leaves, in order.
+    pub leaves: &'a [Hash],
+    signed: Signed<AttestationBatch>,
+}
+
+impl SignedBatch<'_> {
+    /// What was signed, with the signature.
+    #[must_use]
+    pub const fn signed(&self) -> &Signed<AttestationBatch> {
+        &self.signed
+    }
+    /// The hashes beside the way from this leaf to the root; none if there is no such leaf.
+    #[must_use]
+    pub fn path(&self, leaf: u32) -> Option<Vec<Hash>> {
+        let leaf = leaf as usize;
+        (leaf < self.leaves.len()).then(|| merkle::path(self.leaves, leaf))
+    }
+}
+
+impl Shard {
+    /// The current version of `key`, if it has a value.
+    #[must_use]
+    pub fn version(&self, namespace: NamespaceId, key: &Key) -> Option<Version> {
+        let ValueRef { grant, slot } = self.values.get(&(namespace, key.clone()))?;
+        self.slabs.get(grant)?.records.get(slot).map(|record| record.version)
+    }
+
+    /// The current version of `key` and where its copies are.
+    #[must_use]
+    pub fn resolve(&self, namespace: NamespaceId, key: &Key) -> Option<Resolved> {
+        let ValueRef { grant: id, slot } = self.values.get(&(namespace, key.clone())).copied()?;
+        let Slab { grant, slots, records, .. } = self.slabs.get(&id)?;
+        let record = records.get(&slot)?;
+        let copies =
+            grant.holders.iter().zip(slots).filter_map(|(holder, slots)| match slots.get(slot.0 as usize)? {
+                Slot::Committed { batch, leaf } => Some(ResolvedCopy {
+                    grant: grant.id,
+                    lend: holder.lend,
+                    extent: holder.extent,
+                    slot,
+                    region: holder.region,
+                    incarnation: holder.incarnation,
+                    offset: grant.offset(holder, slot)?,
+                    batch: *batch,
+                    leaf: *leaf,
+                }),
+                Slot::Granted | Slot::Gone => None,
+            });
+        Some(Resolved {
+            namespace,
+            key: record.key.clone(),
+            version: record.version,
+            kind: record.kind,
+            payload_bytes: record.payload_bytes,
+            payload_crc: record.payload_crc,
+            copies: copies.collect(),
+        })
+    }
+
+    /// The batch of this name.
+    #[must_use]
+    pub fn batch(&self, batch: BatchRef) -> Option<SignedBatch<'_>> {
+        let held = self.batches.get(&batch)?;
+        let leaves = u32::try_from(held.leaves.len()).ok()?;
+        let statement = AttestationBatch { node: held.node, leaves, root: held.root };
+        let signed = Signed { statement, generation: held.generation, serial: held.serial, signature: held.signature };
+        Some(SignedBatch { leaves: &held.leaves, signed })
+    }
+
+    /// The descriptor of `copy`, with its way to the root of its batch.
+    #[must_use]
+    pub fn descriptor(&self, resolved: &Resolved, copy: &ResolvedCopy) -> Option<Descriptor> {
+        let path = self.batch(copy.batch)?.path(copy.leaf)?;
+        Some(Descriptor { attestation: resolved.attestation(copy), leaf: copy.leaf, path })
+    }
+
+    /// Up to `limit` keys of `namespace` that begin with `prefix`, in order, after `after`.
+    pub fn list(
+        &self,
+        namespace: NamespaceId,
+        prefix: &[u8],
+        after: Option<&Key>,
+        limit: usize,
+    ) -> impl Iterator<Item = (&Key, Version)> {
+        // No prefix is longer than a key; none at all begins at the least key.
+        let least = if prefix.is_empty() { Key::new([0]) } else { Key::new(prefix) }.ok();
+        let lower = match (least, after) {
+            (Some(least), Some(after)) if *after >= least => Some(Bound::Excluded((namespace, after.clone()))),
+            (Some(least), _) => Some(Bound::Included((namespace, least))),
+            (None, _) => None,
+        };
+        lower
+            .into_iter()
+            .flat_map(|lower| self.values.range((lower, Bound::Unbounded)))
+            .take_while(move |((of, key), _)| *of == namespace && key.as_bytes().starts_with(prefix))
+            .filter_map(|((_, key), value)| {
+                Some((key, self.slabs.get(&value.grant)?.records.get(&value.slot)?.version))
+            })
+            .take(limit)
+    }
+
+    /// How many keys have a value.
+    #[must_use]
+    pub fn values(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The namespace of this number, as far as the feed was followed.
+    #[must_use]
+    pub fn namespace(&self, id: NamespaceId) -> Option<&Namespace> {
+        self.namespaces.get(&id)
+    }
+
+    /// The region of this name, as far as the feed was followed.
+    #[must_use]
+    pub fn region(&self, region: RegionId) -> Option<&RegionState> {
+        self.regions.get(&region)
+    }
+
+    /// How the memory lent to this shard is used. Walks over all slots: for metrics, not for every call.
+    #[must_use]
+    pub fn space(&self) -> SpaceOf {
+        let mut space = SpaceOf::default();
+        for (extent, held) in &self.extents {
+            let of = space.regions.entry(extent.region).or_default();
+            of.extents += 1;
+            of.bytes += held.bytes;
+            of.free_bytes += held.free.total();
+            of.resting_bytes += held.resting.values().map(|rest| rest.bytes).sum::<u64>();
+        }
+        for slab in self.slabs.values() {
+            let bytes = u64::from(slab.grant.slot_size.0);
+            for (holder, slots) in slab.grant.holders.iter().zip(&slab.slots) {
+                let of = space.regions.entry(holder.region).or_default();
+                for slot in slots {
+                    match slot {
+                        Slot::Granted => {
+                            of.granted_slots += 1;
+                            of.granted_bytes += bytes;
+                        }
+                        Slot::Committed { .. } => {
+                            of.committed_slots += 1;
+                            of.committed_bytes += bytes;
+                        }
+                        Slot::Gone => {}
+                    }
+                }
+            }
+        }
+        for of in space.regions.values() {
+            let total = &mut space.total;
+            total.extents += of.extents;
+            total.bytes += of.bytes;
+            total.free_bytes += of.free_bytes;
+            total.granted_bytes += of.granted_bytes;
+            total.granted_slots += of.granted_slots;
+            total.committed_bytes += of.committed_bytes;
+            total.committed_slots += of.committed_slots;
+            total.resting_bytes += of.resting_bytes;
+        }
+        space
+    }
+}
