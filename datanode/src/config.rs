@@ -1,0 +1,105 @@
+//! What a data node is told when it starts, checked once, at the door.
+
+use crate::DataNodeError;
+use quarry_wire::{
+    certificate::{Certificate, Role},
+    ids::{ClusterUuid, NodeId},
+    limits::{EXTENT_BYTES, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN},
+    signed::{PublicKey, SecretKey, Signed},
+};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+/// Regions of one node.
+const REGIONS_MAX: usize = 64;
+/// Shortest and longest time between heartbeats.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
+const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
+
+/// Everything that a data node needs to know to start.
+#[derive(Clone, Debug)]
+pub struct DataNodeConfig {
+    /// Who it is; never used again for another node.
+    pub node: NodeId,
+    /// Where its gRPC server listens; port 0 lets the system choose.
+    pub listen: SocketAddr,
+    /// `host:port` under which others reach it, if that is not where it listens.
+    pub advertise: Option<String>,
+    /// Its own folder; made if it is not there.
+    pub data_dir: PathBuf,
+    /// `host:port` of every meta node.
+    pub metas: Vec<String>,
+    /// The cluster.
+    pub cluster: ClusterUuid,
+    /// Public half of the cluster's root key.
+    pub root: PublicKey,
+    /// The node's own key.
+    pub key: SecretKey,
+    /// What the root signed for that key, in the role of a data node.
+    pub certificate: Signed<Certificate>,
+    /// Size of each region in bytes, 1 MiB to 16 GiB.
+    pub region_bytes: Vec<u64>,
+    /// Touch all memory at the start: no page fault later, and too little memory shows at once.
+    pub populate: bool,
+    /// Address of this host that fabric endpoints are opened at.
+    pub fabric_bind: IpAddr,
+    /// libfabric provider, if not the one that fits the installed library.
+    pub provider: Option<String>,
+    /// Time between two heartbeats to each meta node.
+    pub heartbeat: Duration,
+    /// Lanes open at once; beyond that writers share.
+    pub lanes_max: usize,
+}
+
+impl DataNodeConfig {
+    /// Refuses what cannot work. Signatures are checked by the keyring.
+    pub(crate) fn check(&self) -> Result<(), DataNodeError> {
+        let wrong = |field: &'static str, expected: &str, found: String| {
+            Err(DataNodeError::Config { field, expected: expected.to_owned(), found })
+        };
+        if self.metas.is_empty() {
+            return wrong("metas", "at least one host:port", "none".to_owned());
+        }
+        for address in self.metas.iter().chain(&self.advertise) {
+            let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse());
+            if !matches!(port, Some(Ok(1..=u16::MAX))) {
+                return wrong("metas and advertise", "host:port", format!("{address:?}"));
+            }
+        }
+        if self.advertise.is_none() && self.listen.ip().is_unspecified() {
+            let expected = "set when listening on an unspecified address: others must know how to reach this node";
+            return wrong("advertise", expected, "nothing".to_owned());
+        }
+        if self.region_bytes.is_empty() || self.region_bytes.len() > REGIONS_MAX {
+            return wrong("region_bytes", "1 to 64 regions", format!("{}", self.region_bytes.len()));
+        }
+        for bytes in &self.region_bytes {
+            let unit = if *bytes >= REGION_BYTES_FULL { EXTENT_BYTES } else { REGION_BYTES_MIN };
+            let fits = (REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(bytes) && bytes.is_multiple_of(unit);
+            if !fits || usize::try_from(*bytes).is_err() {
+                let expected = "1 MiB to 16 GiB, in whole MiB (from 1 GiB on in multiples of 64 MiB)";
+                return wrong("region_bytes", expected, format!("{bytes}"));
+            }
+        }
+        if !(HEARTBEAT_MIN..=HEARTBEAT_MAX).contains(&self.heartbeat) {
+            return wrong("heartbeat", "10 ms to 60 s", format!("{:?}", self.heartbeat));
+        }
+        if !(1..=LANES_MAX).contains(&self.lanes_max) {
+            return wrong("lanes_max", "1 to 256", self.lanes_max.to_string());
+        }
+        let said = &self.certificate.statement;
+        if said.role != Role::DataNode {
+            return wrong("certificate", "one for the role datanode", said.role.to_string());
+        }
+        if said.node != self.node {
+            return wrong("certificate", &format!("one of {}", self.node), format!("one of {}", said.node));
+        }
+        if said.key != self.key.public() {
+            return wrong("certificate", &format!("one for the key {}", self.key.public()), said.key.to_string());
+        }
+        Ok(())
+    }
+}

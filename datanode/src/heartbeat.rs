@@ -1,0 +1,65 @@
+//! Heartbeats to every meta node. Each reply says which of our regions' lives are over, and what changed in the directory.
+
+use crate::{metas::with_timeout, node::Node};
+use quarry_proto::v1;
+use quarry_wire::ids::{FeedNumber, Generation, Incarnation, RegionId};
+use std::{sync::Arc, time::Duration};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+use tonic::Status;
+
+/// Longest wait for a reply, if that is more than the time between heartbeats.
+const REPLY_MAX: Duration = Duration::from_secs(1);
+
+/// Sends heartbeats to the meta node at `address`, for ever.
+pub(crate) async fn beat(node: Arc<Node>, address: String) {
+    let mut ticks = interval(node.heartbeat);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut reached = true;
+    loop {
+        ticks.tick().await;
+        match once(&node, &address).await {
+            Ok(()) if !reached => {
+                tracing::info!(meta = address, "the meta node answers heartbeats again");
+                reached = true;
+            }
+            Err(error) if reached => {
+                tracing::warn!(meta = address, %error, "the meta node does not answer heartbeats");
+                reached = false;
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+async fn once(node: &Node, address: &str) -> Result<(), Status> {
+    let lives = node.holdings.lock().lives();
+    let seen = node.membership.seen();
+    let request = v1::HeartbeatRequest {
+        node: node.id.0,
+        regions: lives
+            .into_iter()
+            .map(|(region, life)| v1::RegionLife { region: Some(region.into()), incarnation: Some(life.into()) })
+            .collect(),
+        seen: seen.map(Into::into),
+    };
+    let deadline = Instant::now() + node.heartbeat.max(REPLY_MAX);
+    let call = async { Ok::<_, Status>(node.metas.registry(address)?.heartbeat(with_timeout(request, deadline)).await?) };
+    let reply = timeout_at(deadline, call).await.map_err(|_| Status::deadline_exceeded("no reply in time"))??;
+    let reply = reply.into_inner();
+    node.metas.heard(&reply.groups);
+    if !node.see_generation(Generation(reply.generation)) {
+        // A node that slept through a restore. Whatever it says is about memory that is no more.
+        return Err(Status::failed_precondition(format!("it is in generation {}, which is over", reply.generation)));
+    }
+    let feed = reply.changes.as_ref().and_then(|changes| changes.at).map(FeedNumber::from);
+    let over: Vec<(RegionId, Incarnation)> = reply
+        .void
+        .into_iter()
+        .filter_map(|life| Some((life.region?.into(), life.incarnation?.into())))
+        .collect();
+    node.void_all(&over, feed);
+    if let Some(changes) = reply.changes {
+        node.membership.apply(changes);
+    }
+    Ok(())
+}

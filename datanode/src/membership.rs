@@ -1,0 +1,110 @@
+//! Whom to believe and where the other data nodes are, as the directory tells it.
+//!
+//! Takes the directory's changes from whatever meta node brings them: certificates and revocations prove themselves by the root's signature,
+//! and the generation only grows. Decides nothing about regions.
+
+use parking_lot::RwLock;
+use quarry_proto::{convert, v1};
+use quarry_wire::{
+    certificate::{Certificate, Revocations},
+    ids::{CertificateSerial, ClusterUuid, FeedNumber, Generation, NodeId},
+    keyring::{Keyring, TrustError, Verified},
+    signed::{SecretKey, Signed, Statement},
+};
+use std::collections::BTreeMap;
+
+/// What is known of the cluster.
+pub(crate) struct Membership {
+    cluster: ClusterUuid,
+    key: SecretKey,
+    serial: CertificateSerial,
+    known: RwLock<Known>,
+}
+
+struct Known {
+    keyring: Keyring,
+    /// Newest feed number whose changes are here.
+    seen: Option<FeedNumber>,
+    data_nodes: BTreeMap<NodeId, String>,
+}
+
+impl Membership {
+    pub(crate) fn new(
+        mut keyring: Keyring,
+        key: SecretKey,
+        certificate: &Signed<Certificate>,
+    ) -> Result<Self, TrustError> {
+        keyring.admit(certificate)?;
+        Ok(Self {
+            cluster: keyring.cluster(),
+            key,
+            serial: certificate.statement.serial,
+            known: RwLock::new(Known { keyring, seen: None, data_nodes: BTreeMap::new() }),
+        })
+    }
+
+    pub(crate) fn cluster(&self) -> ClusterUuid {
+        self.cluster
+    }
+
+    pub(crate) fn seen(&self) -> Option<FeedNumber> {
+        self.known.read().seen
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        self.known.read().keyring.generation()
+    }
+
+    /// Takes note of a generation; false if it is over.
+    pub(crate) fn see_generation(&self, generation: Generation) -> bool {
+        self.known.write().keyring.see_generation(generation)
+    }
+
+    /// Takes in what a meta node says changed. Older news than what is here adds certificates only.
+    pub(crate) fn apply(&self, changes: v1::Changes) {
+        let mut known = self.known.write();
+        for bytes in &changes.certificates {
+            match convert::signed::<Certificate>(bytes) {
+                Ok(certificate) => {
+                    if let Err(error) = known.keyring.admit(&certificate) {
+                        tracing::warn!(%error, "a certificate from the directory is not believed");
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "the directory sent something that is no certificate"),
+            }
+        }
+        if !changes.revocations.is_empty() {
+            match convert::signed::<Revocations>(&changes.revocations) {
+                Ok(list) => match known.keyring.revoke(&list) {
+                    Ok(()) | Err(TrustError::OldRevocations { .. }) => {}
+                    Err(error) => tracing::warn!(%error, "a revocation list from the directory is not believed"),
+                },
+                Err(error) => tracing::warn!(%error, "the directory sent something that is no revocation list"),
+            }
+        }
+        let Some(at) = changes.at.map(FeedNumber::from) else { return };
+        if known.seen.is_some_and(|seen| seen >= at) {
+            return;
+        }
+        for node in changes.data_nodes {
+            if !node.address.is_empty() {
+                known.data_nodes.insert(NodeId(node.node), node.address);
+            }
+        }
+        known.seen = Some(at);
+    }
+
+    /// Where another data node's gRPC server is.
+    pub(crate) fn address_of(&self, node: NodeId) -> Option<String> {
+        self.known.read().data_nodes.get(&node).cloned()
+    }
+
+    pub(crate) fn verify<S: Statement>(&self, signed: Signed<S>) -> Result<Verified<S>, TrustError> {
+        self.known.read().keyring.verify(signed)
+    }
+
+    /// Signs as this node, in the present generation.
+    pub(crate) fn sign<S: Statement>(&self, statement: S) -> Signed<S> {
+        self.key.sign(self.cluster, self.generation(), self.serial, statement)
+    }
+}

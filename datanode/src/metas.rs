@@ -1,0 +1,199 @@
+//! Calls to other processes: channels by address, and the leader of a group as far as it is known.
+//!
+//! Decides whom to ask next and how long one attempt may take. Calls made here may be made any number of times: each is idempotent, so an
+//! attempt whose fate is unknown is made again, with the same bytes, until the caller's deadline.
+
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use quarry_proto::{
+    protocol::Announce,
+    refusal::Refusal,
+    v1::{self, control_client::ControlClient, data_node_client::DataNodeClient, registry_client::RegistryClient},
+};
+use quarry_wire::limits::MESSAGE_BYTES_MAX;
+use std::{collections::BTreeMap, time::Duration};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tonic::{
+    Request, Status,
+    service::interceptor::InterceptedService,
+    transport::{Channel, Endpoint},
+};
+
+/// A channel whose calls carry the protocol version.
+pub(crate) type Link = InterceptedService<Channel, Announce>;
+
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest single attempt: a leader that says nothing may not be one any more.
+const ATTEMPT_MAX: Duration = Duration::from_secs(3);
+/// Pause after all known addresses were asked without success; doubles up to the longest.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_LONGEST: Duration = Duration::from_millis(500);
+/// Channels kept; more addresses than a cluster has nodes are never hinted by honest ones.
+const CHANNELS_MAX: usize = 1024;
+
+/// Channels, one per address.
+#[derive(Default)]
+pub(crate) struct Channels {
+    open: Mutex<BTreeMap<String, Channel>>,
+}
+
+impl Channels {
+    /// The channel to `host:port`; connects when it is first used.
+    pub(crate) fn to(&self, address: &str) -> Result<Link, Status> {
+        let mut open = self.open.lock();
+        if let Some(channel) = open.get(address) {
+            return Ok(InterceptedService::new(channel.clone(), Announce));
+        }
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| Status::invalid_argument(format!("{address:?} is not host:port: {error}")))?;
+        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).connect_lazy();
+        if open.len() >= CHANNELS_MAX {
+            open.clear();
+        }
+        open.insert(address.to_owned(), channel.clone());
+        Ok(InterceptedService::new(channel, Announce))
+    }
+}
+
+/// The meta nodes.
+pub(crate) struct Metas {
+    addresses: Vec<String>,
+    channels: Channels,
+    /// Where each group's leader was last.
+    leaders: Mutex<BTreeMap<u32, String>>,
+}
+
+/// How a call to a leader ended other than well.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeaderCallError {
+    /// It was turned down for good.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// No answer that settles it came in time.
+    #[error("no settling answer in time; last: {last}")]
+    Deadline { last: String },
+}
+
+impl Metas {
+    pub(crate) fn new(addresses: Vec<String>) -> Self {
+        Self { addresses, channels: Channels::default(), leaders: Mutex::default() }
+    }
+
+    pub(crate) fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    pub(crate) fn control(&self, address: &str) -> Result<ControlClient<Link>, Status> {
+        let client = ControlClient::new(self.channels.to(address)?);
+        Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+    }
+
+    pub(crate) fn registry(&self, address: &str) -> Result<RegistryClient<Link>, Status> {
+        let client = RegistryClient::new(self.channels.to(address)?);
+        Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+    }
+
+    /// Takes note of who leads.
+    pub(crate) fn heard(&self, groups: &[v1::GroupInfo]) {
+        let mut leaders = self.leaders.lock();
+        for group in groups.iter().filter(|group| group.leader != 0 && !group.address.is_empty()) {
+            leaders.insert(group.group, group.address.clone());
+        }
+    }
+
+    /// Everything the directory knows, from the first meta node that answers.
+    pub(crate) async fn describe(&self, deadline: Instant) -> Result<v1::DescribeReply, Status> {
+        let mut last = Status::unavailable("no meta node is known");
+        for address in &self.addresses {
+            let attempt = async {
+                let request = with_timeout(v1::DescribeRequest { seen: None }, deadline);
+                Ok::<_, Status>(self.control(address)?.describe(request).await?.into_inner())
+            };
+            match timeout_at(deadline.min(Instant::now() + ATTEMPT_MAX), attempt).await {
+                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Err(status)) => last = status,
+                Err(_) => last = Status::deadline_exceeded(format!("{address} did not answer")),
+            }
+        }
+        Err(last)
+    }
+
+    /// Calls the leader of `group`, whoever it turns out to be, until an answer settles it or the deadline has passed.
+    pub(crate) async fn at_leader<T>(
+        &self,
+        group: u32,
+        deadline: Instant,
+        call: impl Fn(String, Instant) -> BoxFuture<'static, Result<T, Status>>,
+    ) -> Result<T, LeaderCallError> {
+        let mut last = "nobody was asked".to_owned();
+        let mut next = 0;
+        let mut pause = PAUSE_FIRST;
+        while Instant::now() < deadline {
+            let hinted = self.leaders.lock().get(&group).cloned();
+            let address = hinted.clone().unwrap_or_else(|| {
+                next += 1;
+                self.addresses[(next - 1) % self.addresses.len()].clone()
+            });
+            let until = deadline.min(Instant::now() + ATTEMPT_MAX);
+            let answer = timeout_at(until, call(address.clone(), until)).await;
+            let status = match answer {
+                Ok(Ok(reply)) => {
+                    self.leaders.lock().insert(group, address);
+                    return Ok(reply);
+                }
+                Ok(Err(status)) => status,
+                Err(_) => Status::deadline_exceeded("no answer"),
+            };
+            last = format!("{address}: {}", status.message());
+            let mut wait = Duration::ZERO;
+            match Refusal::from_status(&status) {
+                Some(Refusal::NotLeader(hint)) => {
+                    let to = (hint.leader != 0 && !hint.address.is_empty() && hint.address != address).then_some(hint.address);
+                    // A hint that leads in a circle costs a pause like a full round without a leader.
+                    let circle = to.is_some() && hinted.is_some();
+                    self.point(group, &address, to);
+                    if circle {
+                        wait = pause;
+                    }
+                }
+                Some(Refusal::NotReady(it)) => wait = Duration::from_millis(it.retry_after_ms).max(pause),
+                Some(Refusal::TooManyRequests(it)) => wait = Duration::from_millis(it.retry_after_ms).max(pause),
+                Some(Refusal::Indeterminate(_)) => wait = pause,
+                Some(refusal) => return Err(LeaderCallError::Refused(refusal)),
+                None => self.point(group, &address, None),
+            }
+            if hinted.is_none() && next % self.addresses.len() == 0 {
+                wait = wait.max(pause);
+            }
+            if !wait.is_zero() {
+                sleep_until(deadline.min(Instant::now() + wait.min(PAUSE_LONGEST))).await;
+                pause = (pause * 2).min(PAUSE_LONGEST);
+            }
+        }
+        Err(LeaderCallError::Deadline { last })
+    }
+
+    /// Forgets that `was` leads `group`, and notes who does if that is known.
+    fn point(&self, group: u32, was: &str, to: Option<String>) {
+        let mut leaders = self.leaders.lock();
+        if let Some(to) = to {
+            leaders.insert(group, to);
+        } else if leaders.get(&group).is_some_and(|held| held == was) {
+            leaders.remove(&group);
+        }
+    }
+}
+
+/// A request that tells the server how long the caller waits.
+pub(crate) fn with_timeout<T>(message: T, deadline: Instant) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+    request
+}
+
+/// A client of another data node.
+pub(crate) fn data_node(channels: &Channels, address: &str) -> Result<DataNodeClient<Link>, Status> {
+    let client = DataNodeClient::new(channels.to(address)?);
+    Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+}

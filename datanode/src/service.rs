@@ -1,0 +1,248 @@
+//! The gRPC server: turns messages into calls of the parts, and refusals into statuses.
+
+use crate::{
+    claims::{ArmRefusal, ConfirmRefusal},
+    commit, confirm,
+    holdings::ArmError,
+    node::Node,
+};
+use quarry_proto::{
+    convert,
+    protocol::Check,
+    refusal::Refusal,
+    v1::{
+        self,
+        arm_refused::Reason,
+        data_node_server::{DataNode, DataNodeServer},
+    },
+};
+use quarry_wire::{
+    grant::{Class, Grant},
+    limits::MESSAGE_BYTES_MAX,
+};
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    Request, Response, Status,
+    metadata::MetadataMap,
+    service::interceptor::InterceptedService,
+    transport::{Server, server::TcpIncoming},
+};
+use tonic_health::server::HealthReporter;
+
+/// How long a call may take whose caller does not say.
+const DEADLINE_DEFAULT: Duration = Duration::from_secs(10);
+/// Longest time that a caller may ask for.
+const DEADLINE_MAX: Duration = Duration::from_secs(60);
+/// Calls under way on one connection.
+const CALLS_PER_CONNECTION: usize = 256;
+/// When an idle peer is asked whether it is still there, and how long it may take to say so.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_MAX: Duration = Duration::from_secs(5);
+
+struct Service {
+    node: Arc<Node>,
+}
+
+/// Serves until `drain`, then finishes the calls under way.
+pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, drain: CancellationToken) {
+    let (health, health_server) = tonic_health::server::health_reporter();
+    let service = DataNodeServer::new(Service { node: Arc::clone(&node) })
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let server = Server::builder()
+        .layer(node.counters.clone())
+        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
+        .http2_keepalive_timeout(Some(KEEPALIVE_MAX))
+        .add_service(health_server)
+        .add_service(InterceptedService::new(service, Check))
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            drain.clone().cancelled_owned(),
+        );
+    let watched = tokio::spawn(report_health(node, health, drain));
+    if let Err(error) = server.await {
+        tracing::error!(%error, "the gRPC server ended");
+    }
+    watched.abort();
+}
+
+/// SERVING while every region is registered and the node does not stop.
+async fn report_health(node: Arc<Node>, health: HealthReporter, drain: CancellationToken) {
+    let mut standing = node.standing.subscribe();
+    loop {
+        let ready = standing.borrow_and_update().recorded.len() == node.regions.len();
+        let status = if ready && !drain.is_cancelled() {
+            tonic_health::ServingStatus::Serving
+        } else {
+            tonic_health::ServingStatus::NotServing
+        };
+        for name in ["", <DataNodeServer<Service> as tonic::server::NamedService>::NAME] {
+            health.set_service_status(name, status).await;
+        }
+        tokio::select! {
+            changed = standing.changed() => if changed.is_err() { return },
+            () = drain.cancelled(), if !drain.is_cancelled() => {}
+            () = sleep(DEADLINE_MAX) => {}
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl DataNode for Service {
+    async fn arm(&self, request: Request<v1::ArmRequest>) -> Result<Response<v1::ArmReply>, Status> {
+        let deadline = deadline(request.metadata());
+        let request = request.into_inner();
+        if self.node.draining() {
+            return Err(not_ready("the node is stopping", 1_000).into());
+        }
+        let writer = convert::writer_id(&request.writer)?;
+        let signed = convert::signed::<Grant>(&request.grant)?;
+        let grant = self.node.verify(signed, deadline).await.map_err(|error| untrusted(&error))?;
+        if grant.class == Class::Durable {
+            let expected = "cache (durable namespaces need the journal, which this node does not have)";
+            return Err(Refusal::malformed("grant.class", expected, "durable").into());
+        }
+        let grant = Arc::new(grant);
+        let armed = self.node.holdings.lock().arm(self.node.clock.now(), &grant, writer);
+        let lent = armed.map_err(|error| arm_refusal(&error))?;
+        Ok(Response::new(v1::ArmReply {
+            lane_address: lent.address.into(),
+            write_key: lent.key,
+            base: lent.base,
+            provider: self.node.provider.clone(),
+        }))
+    }
+
+    async fn commit(&self, request: Request<v1::CommitRequest>) -> Result<Response<v1::CommitReply>, Status> {
+        let deadline = deadline(request.metadata());
+        let reply = commit::commit(Arc::clone(&self.node), request.into_inner(), deadline).await?;
+        Ok(Response::new(reply))
+    }
+
+    async fn confirm(&self, request: Request<v1::ConfirmRequest>) -> Result<Response<v1::ConfirmReply>, Status> {
+        let request = request.into_inner();
+        let grant = convert::grant_id(request.grant)?;
+        let writer = convert::writer_id(&request.writer)?;
+        commit::check_count(request.entries.len())?;
+        let verdict = confirm::confirm(&self.node, grant, writer, &request.entries).map_err(|why| confirm_refusal(&why))?;
+        let refused = verdict.refused.into_keys().filter_map(|entry| u32::try_from(entry).ok()).collect();
+        Ok(Response::new(v1::ConfirmReply { attested: verdict.attested, refused }))
+    }
+
+    async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
+        let request = request.into_inner();
+        let grant = convert::grant_id(request.grant)?;
+        let writer = convert::writer_id(&request.writer)?;
+        let closed = self.node.holdings.lock().close(self.node.clock.now(), grant, writer);
+        closed.map_err(|why| confirm_refusal(&why))?;
+        Ok(Response::new(v1::CloseReply {}))
+    }
+
+    async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
+        let holdings = self.node.holdings.lock();
+        let regions = holdings.lives().into_iter();
+        Ok(Response::new(v1::NodeStatusReply {
+            node: self.node.id.0,
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            regions: regions
+                .map(|(region, life)| v1::RegionLife { region: Some(region.into()), incarnation: Some(life.into()) })
+                .collect(),
+            lanes: holdings.open_lanes() as u64,
+            claims_open: holdings.open_claims() as u64,
+            counters: self.node.counters.read(),
+            records: holdings.records().into_iter().map(Into::into).collect(),
+        }))
+    }
+}
+
+fn not_ready(why: &str, retry_after_ms: u64) -> Refusal {
+    Refusal::NotReady(v1::NotReady { why: why.to_owned(), retry_after_ms })
+}
+
+fn untrusted(why: &dyn ToString) -> Refusal {
+    Refusal::Untrusted(v1::Untrusted { why: why.to_string() })
+}
+
+fn confirm_refusal(why: &ConfirmRefusal) -> Refusal {
+    match why {
+        ConfirmRefusal::UnknownGrant { grant } => {
+            Refusal::UnknownGrant(v1::UnknownGrant { grant: Some((*grant).into()) })
+        }
+        ConfirmRefusal::Writer { .. } => untrusted(why),
+        ConfirmRefusal::NoSuchSlot { .. } | ConfirmRefusal::Superseded { .. } => {
+            Refusal::malformed("slot", "one that the grant still holds", why)
+        }
+    }
+}
+
+fn arm_refusal(error: &ArmError) -> Refusal {
+    let refused = |reason: Reason, expected: String, found: String| {
+        Refusal::ArmRefused(v1::ArmRefused { reason: reason.into(), expected, found })
+    };
+    let why = match error {
+        ArmError::Refused(why) => why,
+        ArmError::Fabric(error) => {
+            tracing::warn!(%error, "a lane or write region cannot be opened");
+            return refused(Reason::NoLane, "a lane".to_owned(), error.to_string());
+        }
+    };
+    let found = why.to_string();
+    match why {
+        ArmRefusal::NotAHolder { grant, .. } => refused(Reason::NotAHolder, format!("a holder of {grant}"), found),
+        ArmRefusal::Writer { owner, .. } => refused(Reason::Writer, owner.to_string(), found),
+        ArmRefusal::NoIncarnation { .. } => not_ready(&found, 100),
+        ArmRefusal::Incarnation { current, .. } => refused(Reason::Incarnation, current.to_string(), found),
+        ArmRefusal::OutOfBounds { extent, .. } => refused(Reason::OutOfBounds, format!("within {extent:?}"), found),
+        ArmRefusal::Lending { current, .. } => refused(Reason::Lending, format!("{current} or later"), found),
+        ArmRefusal::LowerToken { highest, .. } => refused(Reason::LowerToken, format!("above {highest}"), found),
+        ArmRefusal::Closed { .. } => refused(Reason::GrantClosed, "a grant not yet closed".to_owned(), found),
+        ArmRefusal::LaneClosed { .. } => refused(Reason::LaneClosed, "an open lane".to_owned(), found),
+        ArmRefusal::NoLane { limit } => refused(Reason::NoLane, format!("a free lane of {limit}"), found),
+    }
+}
+
+/// When the caller stops waiting, less a little for the way back.
+fn deadline(metadata: &MetadataMap) -> Instant {
+    let asked = metadata.get("grpc-timeout").and_then(|value| timeout(value.to_str().ok()?));
+    let wait = asked.unwrap_or(DEADLINE_DEFAULT).min(DEADLINE_MAX);
+    Instant::now() + wait - wait / 20
+}
+
+/// A gRPC timeout: at most 8 digits and a unit.
+fn timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(count * 3600),
+        "M" => Duration::from_secs(count * 60),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grpc_timeout_has_at_most_eight_digits_and_a_unit() {
+        assert_eq!(timeout("10S"), Some(Duration::from_secs(10)));
+        assert_eq!(timeout("1500m"), Some(Duration::from_millis(1500)));
+        assert_eq!(timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for wrong in ["", "S", "10", "10x", "-1S", "123456789n", "1 S", "ü"] {
+            assert_eq!(timeout(wrong), None, "{wrong:?}");
+        }
+    }
+}
