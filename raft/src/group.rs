@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::errors::{ClientWriteError, Fatal, ForwardToLeader, InitializeError, LinearizableReadError};
+use openraft::errors::{
+    ClientWriteError, Fatal, ForwardReason, ForwardToLeader, InitializeError, LinearizableReadError,
+};
 use openraft::raft::{AppendEntriesRequest, ReadPolicy, TransferLeaderRequest, VoteRequest};
 use openraft::{BasicNode, Raft};
 use serde::Serialize;
@@ -110,7 +112,7 @@ impl<M: Machine> Group<M> {
         let ids: BTreeSet<RaftNodeId> = members.keys().copied().collect();
         let nodes: BTreeMap<u64, BasicNode> =
             members.into_iter().map(|(id, addr)| (id.0, BasicNode { addr })).collect();
-        self.inner.raft.initialize(nodes).await.map_err(|error| match error {
+        self.answered(self.inner.raft.initialize(nodes), "formation").await?.map_err(|error| match error {
             openraft::errors::RaftError::APIError(InitializeError::NotAllowed(_)) => {
                 RaftError::AlreadyInitialized { group: self.inner.id }
             }
@@ -225,7 +227,7 @@ impl<M: Machine> Group<M> {
     }
 
     /// Reads the machine, together with the index of the last entry that it has applied. No command is applied
-    /// meanwhile, so it should be short. Alone it says nothing about other nodes: see [`Group::read_index`].
+    /// meanwhile, so it should be short, and it must not be nested. Alone it says nothing about other nodes: see [`Group::read_index`].
     pub fn with<R>(&self, read: impl FnOnce(&M, LogIndex) -> R) -> R {
         self.inner.cell.with(read)
     }
@@ -259,7 +261,9 @@ impl<M: Machine> Group<M> {
             let voters: Vec<_> = status.members.iter().filter(|(_, member)| member.voter).map(|(id, _)| id.0).collect();
             return Err(RaftError::Membership { why: format!("node {to} is no voter; voters are {voters:?}") });
         }
-        self.inner.raft.trigger().transfer_leader(to.0).await.map_err(|fatal| self.fatal(&fatal))?;
+        self.answered(self.inner.raft.trigger().transfer_leader(to.0), "transfer")
+            .await?
+            .map_err(|fatal| self.fatal(&fatal))?;
         let mut watch = self.watch();
         let done = watch.wait_for(|status| leads(status, to) || status.fault.is_some());
         match timeout_at(deadline, done).await {
@@ -323,7 +327,7 @@ impl<M: Machine> Group<M> {
     /// # Errors
     /// [`RaftError::Failed`], [`RaftError::ShuttingDown`].
     pub async fn trigger_snapshot(&self) -> Result<(), RaftError> {
-        self.inner.raft.trigger().snapshot().await.map_err(|fatal| self.fatal(&fatal))
+        self.answered(self.inner.raft.trigger().snapshot(), "snapshot").await?.map_err(|fatal| self.fatal(&fatal))
     }
 
     /// Stands for election now, if a majority would grant it.
@@ -331,7 +335,13 @@ impl<M: Machine> Group<M> {
     /// # Errors
     /// [`RaftError::Failed`], [`RaftError::ShuttingDown`].
     pub async fn trigger_election(&self) -> Result<(), RaftError> {
-        self.inner.raft.trigger().elect(true).await.map_err(|fatal| self.fatal(&fatal))
+        self.answered(self.inner.raft.trigger().elect(true), "election").await?.map_err(|fatal| self.fatal(&fatal))
+    }
+
+    /// Waits for the group to take something in, for as long as a proposal may take.
+    async fn answered<T>(&self, work: impl Future<Output = T>, doing: &str) -> Result<T, RaftError> {
+        let passed = |_| RaftError::DeadlinePassed { doing: format!("{doing} of group {}", self.inner.id) };
+        timeout(self.inner.propose_deadline, work).await.map_err(passed)
     }
 
     fn fatal(&self, fatal: &Fatal<Types>) -> RaftError {
@@ -364,6 +374,10 @@ fn unknown(fatal: &Fatal<Types>) -> ProposeError {
 }
 
 fn hint(forward: ForwardToLeader<Types>) -> LeaderHint {
+    // A leader that has not heard from a majority for a while names itself; that helps nobody.
+    if forward.reason == ForwardReason::LeaseExpired {
+        return None;
+    }
     Some((RaftNodeId(forward.leader_id?), forward.leader_node?.addr))
 }
 

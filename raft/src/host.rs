@@ -148,7 +148,8 @@ impl Host {
         settings.validate().map_err(|error| RaftError::Settings { why: error.to_string() })
     }
 
-    /// The service for the node's gRPC server.
+    /// The service for the node's gRPC server. The server must accept with `TCP_NODELAY` (tonic's
+    /// `TcpIncoming::with_nodelay`), or every answer waits 40 ms for a delayed acknowledgement.
     pub fn service(&self) -> RaftService {
         RaftService::new(self.inner.service.clone())
     }

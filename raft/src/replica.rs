@@ -44,7 +44,8 @@ impl<M: Machine> Cell<M> {
 
     /// Where the entries of `term` begin, once the first of them was applied.
     pub(crate) fn term_began(&self, term: u64) -> Option<LogIndex> {
-        let began = self.state.read().term_began?;
+        // Recursive: the status is also asked for by those who are reading the machine.
+        let began = self.state.read_recursive().term_began?;
         (term_of(&began) == term).then(|| LogIndex(began.index()))
     }
 

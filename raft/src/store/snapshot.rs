@@ -317,10 +317,10 @@ mod tests {
         let newest = write(&snapshots, 2, b"newer");
         let file = File::options().write(true).open(&newest.path).unwrap();
         let whole = fs::read(&newest.path).unwrap();
-        for at in 0..whole.len() {
-            file.write_all_at(&[whole[at] ^ 1], at as u64).unwrap();
+        for (at, byte) in (0..).zip(&whole) {
+            file.write_all_at(&[byte ^ 1], at).unwrap();
             assert!(SnapshotFile::open(&newest.path, GroupId(7)).is_err(), "byte {at}");
-            file.write_all_at(&[whole[at]], at as u64).unwrap();
+            file.write_all_at(&[*byte], at).unwrap();
         }
         SnapshotFile::open(&newest.path, GroupId(7)).unwrap();
         assert!(SnapshotFile::open(&newest.path, GroupId(8)).is_err());

@@ -43,7 +43,10 @@ pub(super) async fn send(
     snapshot: SnapshotFile,
     limit: Duration,
 ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
-    let _slot = to.snapshot_slots.acquire().await.map_err(|error| unreachable(&error))?;
+    let _slot = timeout(limit, to.snapshot_slots.acquire())
+        .await
+        .map_err(|_| unreachable(&format!("{AT_ONCE} other snapshots took {limit:?}")))?
+        .map_err(|error| unreachable(&error))?;
     let start = pb::SnapshotStart {
         protocol: PROTOCOL,
         from: to.links.node().0,

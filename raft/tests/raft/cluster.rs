@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 
 pub(crate) const GROUP: GroupId = GroupId(0);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -168,7 +168,7 @@ impl Cluster {
         let group = host.start_group(GROUP, machine).await.expect("a group that recovers");
         let server = tonic::transport::Server::builder()
             .add_service(host.service())
-            .serve_with_incoming(TcpListenerStream::new(listener));
+            .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         let server = tokio::spawn(async move { server.await.expect("a server") });
         self.nodes.insert(id, Node { host, group, restored, server });
     }
