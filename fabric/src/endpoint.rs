@@ -296,6 +296,10 @@ impl Core {
         let mut pause = RETRY_FIRST;
         loop {
             let room = self.room(&peer.entry, deadline).await?;
+            // What begins too late would only cost its endpoint.
+            if Instant::now() >= deadline {
+                return Err(OperationError::NotStarted);
+            }
             let moved = self.moved.notified();
             tokio::pin!(moved);
             // Listen before the post is tried: progress right after it must not be missed.
@@ -382,6 +386,7 @@ impl Core {
         });
         drop(gate);
         if rc == Some(0) {
+            op.set_posted();
             return Ok(Posted::Started);
         }
         self.pending.forget(op);

@@ -16,7 +16,10 @@ use std::{
     ffi::c_void,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
@@ -30,6 +33,8 @@ pub(crate) struct Op {
     context: UnsafeCell<fi_context2>,
     pub(crate) peer: Arc<PeerEntry>,
     deadline: Instant,
+    /// Whether the provider took it: before, it may leave `Pending` again as if it had never been there.
+    posted: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -55,6 +60,7 @@ impl Op {
             context: UnsafeCell::new(fi_context2::default()),
             peer,
             deadline,
+            posted: AtomicBool::new(false),
             state: Mutex::new(State::Waiting { waker: None, permits: None, _span: span }),
         })
     }
@@ -69,6 +75,11 @@ impl Op {
         if let State::Waiting { permits, .. } = &mut *self.state.lock() {
             *permits = Some(room);
         }
+    }
+
+    /// Notes that the provider took it.
+    pub(crate) fn set_posted(&self) {
+        self.posted.store(true, Ordering::Release);
     }
 
     /// Gives back the room of a refused post.
@@ -155,7 +166,7 @@ impl Pending {
 
     /// Whether one should have ended by now, and nobody saw to it (its future was dropped, or its runtime is stuck).
     pub(crate) fn overdue(&self, now: Instant) -> bool {
-        self.operations.lock().values().any(|op| op.deadline < now)
+        self.operations.lock().values().any(|op| op.deadline < now && op.posted.load(Ordering::Acquire))
     }
 
     /// Finishes what completed. Completions that name none of ours (the provider's own) are passed over.
