@@ -5,6 +5,7 @@ use std::net::IpAddr;
 /// Why something of the fabric could not be set up or used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FabricError {
     /// The provider is not there, or libfabric answered with another one.
     #[error(
@@ -59,6 +60,7 @@ pub enum FabricError {
 /// How an operation ended other than well.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum OperationError {
     /// It had begun and did not complete in time: its bytes may or may not have moved. Its endpoint is closed, so its buffer is
     /// free and no byte of it leaves any more.

@@ -16,6 +16,7 @@
 //!   is closed, also after the registration is.
 //!
 //! Absent on purpose: retries of operations, two-sided messages, shared memory providers (their keys protect nothing).
+#![warn(missing_docs)]
 #![expect(unsafe_code, reason = "this crate is where Quarry calls C")]
 
 mod address;
