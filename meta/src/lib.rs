@@ -1,1 +1,40 @@
 //! The meta node: serves the directory and the shards.
+//!
+//! Hosts group 0 (the directory) and one group per shard on one consensus host; turns calls into commands and reads, outcomes into messages.
+//! What a command means is decided in `quarry-meta-state`, when it is committed in `quarry-raft`; the bytes of values never come here.
+//!
+//! | file | decides | keeps |
+//! | --- | --- | --- |
+//! | `timekeeper` | the next stamp, and when one is due | *Log time only creeps* |
+//! | `proposer` | what stands in which entry | *Linearizable* (which errors are definite) |
+//! | `grants` | plans of grants | – (apply validates) |
+//! | `leases` | when the horizon is raised; how long a lease is | *Leases hold* |
+//! | `feed` | when shards are told, when extents are lent | *Nothing leaks* |
+//! | `membership` | who is silent, who is dead | – |
+//! | `service/publish` | whom to believe | *Nothing unsigned* |
+//! | `service/resolve` | what a descriptor is sent with | *No half-truth* |
+//!
+//! Every wait has a deadline: the caller's (`grpc-timeout`), or the configured one.
+
+mod clock;
+mod config;
+mod core;
+mod disk;
+mod door;
+mod error;
+mod feed;
+mod grants;
+mod hosted;
+mod leases;
+mod machine;
+mod membership;
+mod node;
+mod proposer;
+mod service;
+mod timekeeper;
+mod tree;
+
+pub use clock::WallClock;
+pub use config::{MetaConfig, SHARDS_MAX, Timing};
+pub use error::MetaError;
+pub use node::MetaNode;

@@ -1,0 +1,105 @@
+//! Grants: the leader's plans, the refusals, the signature.
+//!
+//! Grants that share an entry are planned together, so that none takes the place of another; while such an entry is on its way no further grant
+//! is planned. Whoever answers signs.
+
+use crate::door;
+use quarry_meta_state::{
+    RequestRefusal, Shard,
+    shard::{GrantRefusal, GrantRequest, ShardCommand},
+};
+use quarry_proto::{refusal::Refusal, v1};
+use quarry_wire::{
+    ids::NodeId,
+    units::{LogTime, millis},
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A grant that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct GrantWish {
+    /// The proposing node.
+    pub(crate) meta: NodeId,
+    pub(crate) asked: GrantRequest,
+    /// Nodes that cannot be used: silent to this node, or unreachable to the writer.
+    pub(crate) avoid: BTreeSet<NodeId>,
+}
+
+/// Plans in the order of the wishes. Wishes that avoid the same nodes, as nearly all do, see each other's places; others may meet in one place,
+/// then the second is refused when it is applied and planned again.
+pub(crate) fn plan(state: &Shard, at: LogTime, wishes: &[GrantWish]) -> Vec<Result<ShardCommand, Refusal>> {
+    let mut planners = BTreeMap::new();
+    wishes
+        .iter()
+        .map(|wish| {
+            let planner = planners.entry(&wish.avoid).or_insert_with(|| state.planner(at, &wish.avoid));
+            planner.grant(wish.meta, wish.asked.clone()).map_err(|why| refused(why, &wish.asked))
+        })
+        .collect()
+}
+
+/// Whether the place that was planned is gone, so that a new plan may find another.
+pub(crate) const fn overtaken(refusal: &GrantRefusal) -> bool {
+    matches!(
+        refusal,
+        GrantRefusal::Holders { .. }
+            | GrantRefusal::SameNode { .. }
+            | GrantRefusal::NotLent { .. }
+            | GrantRefusal::RegionDown { .. }
+            | GrantRefusal::OutsideExtent { .. }
+            | GrantRefusal::NotFree { .. }
+    )
+}
+
+/// The refusal in the words of the protocol.
+pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest) -> Refusal {
+    let slab = u64::from(wanted.slots.0) * u64::from(wanted.slot_size.0);
+    match refusal {
+        GrantRefusal::Request(refusal) => request_refused(refusal),
+        GrantRefusal::UnknownNamespace { namespace, .. } => {
+            Refusal::UnknownNamespace(v1::UnknownNamespace { id: namespace.0, name: String::new() })
+        }
+        GrantRefusal::SlotSize { .. } => Refusal::malformed("slot_size", refusal, wanted.slot_size.0),
+        GrantRefusal::Slots { .. } => Refusal::malformed("slots", refusal, wanted.slots.0),
+        GrantRefusal::Ttl { .. } => Refusal::malformed("ttl_ms", refusal, millis(wanted.ttl)),
+        GrantRefusal::NoSpace { retry_after, .. } => Refusal::NoSpace(v1::NoSpace {
+            resource: format!("memory ({refusal})"),
+            retry_after_ms: retry_after.map_or(0, millis),
+            needed_bytes: slab,
+            free_bytes: 0,
+            terminal: retry_after.is_none(),
+        }),
+        GrantRefusal::Quota { limit, used, asked } => Refusal::NoSpace(v1::NoSpace {
+            resource: "the namespace's quota".to_owned(),
+            retry_after_ms: 0,
+            needed_bytes: asked,
+            free_bytes: limit.saturating_sub(used),
+            terminal: true,
+        }),
+        GrantRefusal::Holders { .. }
+        | GrantRefusal::SameNode { .. }
+        | GrantRefusal::NotLent { .. }
+        | GrantRefusal::RegionDown { .. }
+        | GrantRefusal::OutsideExtent { .. }
+        | GrantRefusal::NotFree { .. } => {
+            door::not_ready(format!("the place chosen for the slab is not to be had any more: {refusal}"), door::RETRY)
+        }
+    }
+}
+
+/// A request that was not looked at, in the words of the protocol.
+pub(crate) fn request_refused(refusal: RequestRefusal) -> Refusal {
+    match refusal {
+        RequestRefusal::Stale { floor, found } => {
+            Refusal::StaleRequest(v1::StaleRequest { floor_ms: floor.0, found_ms: found.0 })
+        }
+        RequestRefusal::Ahead { at, found } => Refusal::malformed(
+            "request.applied_ms",
+            format_args!("a log time of this group, at most {} ms", at.0),
+            format_args!("{} ms", found.0),
+        ),
+        RequestRefusal::Taken => {
+            Refusal::malformed("request", "a name of its own", "the name of a request of another kind")
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The pure machines under consensus: entries in, outcomes out, snapshots as the state's canonical bytes.
+
+use crate::grants::{self, GrantWish};
+use quarry_meta_state::{
+    Directory, Entry, Shard,
+    directory::{DirectoryCommand, DirectoryOutcome},
+    shard::{ShardCommand, ShardOutcome},
+};
+use quarry_proto::refusal::Refusal;
+use quarry_raft::{LogIndex, Machine, SnapshotWriter};
+use quarry_wire::units::LogTime;
+use serde::{Serialize, de::DeserializeOwned};
+use std::{convert::Infallible, io};
+
+/// A pure state machine that entries of commands drive.
+pub(crate) trait Replicated: Clone + Send + Sync + 'static {
+    /// What it is told.
+    type Command: Serialize + DeserializeOwned + Send + 'static;
+    /// What it answers, refusals included.
+    type Outcome: Send + 'static;
+    /// A wish from which a command is planned when its turn comes, against the state of that moment.
+    type Wish: Send + 'static;
+
+    fn apply(&mut self, at: LogTime, command: Self::Command) -> Self::Outcome;
+    fn log_time(&self) -> LogTime;
+    fn next_deadline(&self) -> Option<LogTime>;
+    /// The command that only passes time.
+    fn tick() -> Self::Command;
+    /// The commands that meet these wishes in one entry stamped `at`, or why not, one by one.
+    fn plan(&self, at: LogTime, wishes: &[Self::Wish]) -> Vec<Result<Self::Command, Refusal>>;
+    fn encode(&self) -> Vec<u8>;
+    fn decode(bytes: &[u8]) -> io::Result<Self>;
+    fn hash(&self) -> [u8; 32];
+}
+
+impl Replicated for Directory {
+    type Command = DirectoryCommand;
+    type Outcome = DirectoryOutcome;
+    /// Commands of the directory are not planned.
+    type Wish = Infallible;
+
+    fn apply(&mut self, at: LogTime, command: DirectoryCommand) -> DirectoryOutcome {
+        Self::apply(self, at, command)
+    }
+    fn log_time(&self) -> LogTime {
+        Self::log_time(self)
+    }
+    fn next_deadline(&self) -> Option<LogTime> {
+        Self::next_deadline(self)
+    }
+    fn tick() -> DirectoryCommand {
+        DirectoryCommand::Tick
+    }
+    fn plan(&self, _: LogTime, wishes: &[Infallible]) -> Vec<Result<DirectoryCommand, Refusal>> {
+        wishes.iter().map(|wish| match *wish {}).collect()
+    }
+    fn encode(&self) -> Vec<u8> {
+        Self::encode(self)
+    }
+    fn decode(bytes: &[u8]) -> io::Result<Self> {
+        Self::decode(bytes).map_err(invalid)
+    }
+    fn hash(&self) -> [u8; 32] {
+        Self::hash(self)
+    }
+}
+
+impl Replicated for Shard {
+    type Command = ShardCommand;
+    type Outcome = ShardOutcome;
+    type Wish = GrantWish;
+
+    fn apply(&mut self, at: LogTime, command: ShardCommand) -> ShardOutcome {
+        Self::apply(self, at, command)
+    }
+    fn log_time(&self) -> LogTime {
+        Self::log_time(self)
+    }
+    fn next_deadline(&self) -> Option<LogTime> {
+        Self::next_deadline(self)
+    }
+    fn tick() -> ShardCommand {
+        ShardCommand::Tick { horizon: None }
+    }
+    fn plan(&self, at: LogTime, wishes: &[GrantWish]) -> Vec<Result<ShardCommand, Refusal>> {
+        grants::plan(self, at, wishes)
+    }
+    fn encode(&self) -> Vec<u8> {
+        Self::encode(self)
+    }
+    fn decode(bytes: &[u8]) -> io::Result<Self> {
+        Self::decode(bytes).map_err(invalid)
+    }
+    fn hash(&self) -> [u8; 32] {
+        Self::hash(self)
+    }
+}
+
+fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// A pure machine as consensus sees it.
+pub(crate) struct StateMachine<S>(S);
+
+impl<S> StateMachine<S> {
+    pub(crate) const fn new(state: S) -> Self {
+        Self(state)
+    }
+    pub(crate) const fn state(&self) -> &S {
+        &self.0
+    }
+}
+
+impl<S: Replicated> Machine for StateMachine<S> {
+    /// One outcome per command of the entry, in order.
+    type Outcome = Vec<S::Outcome>;
+
+    fn apply(&mut self, index: LogIndex, command: &[u8]) -> Vec<S::Outcome> {
+        // A replica that skipped an entry would drift away from the others: better none than a wrong one.
+        let entry = Entry::<S::Command>::decode(command)
+            .unwrap_or_else(|error| panic!("entry {index} of the log cannot be applied: {error}"));
+        entry.commands.into_iter().map(|command| self.0.apply(entry.at, command)).collect()
+    }
+
+    fn snapshot(&self) -> Box<dyn SnapshotWriter> {
+        Box::new(Frozen(self.0.clone()))
+    }
+
+    fn restore(&mut self, input: &mut dyn io::Read) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        input.read_to_end(&mut bytes)?;
+        self.0 = S::decode(&bytes)?;
+        Ok(())
+    }
+
+    fn hash(&self) -> [u8; 32] {
+        self.0.hash()
+    }
+}
+
+struct Frozen<S>(S);
+
+impl<S: Replicated> SnapshotWriter for Frozen<S> {
+    fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
+        out.write_all(&self.0.encode())
+    }
+}

@@ -1,0 +1,260 @@
+//! The meta node: opens its folder, hosts its groups, serves, and leaves in good order.
+
+use crate::{
+    config::MetaConfig,
+    core::{Core, HostedShard},
+    disk,
+    error::MetaError,
+    feed,
+    hosted::Hosted,
+    leases::Horizon,
+    machine::{Replicated, StateMachine},
+    membership::Membership,
+    service::Service,
+};
+use futures::future::{join_all, select_all};
+use quarry_meta_state::{
+    Directory, Shard,
+    shard::Settings,
+};
+use quarry_proto::{
+    protocol::Check,
+    v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
+};
+use quarry_raft::{GroupId, GroupStatus, Host, HostConfig, RaftNodeId, Role};
+use quarry_wire::{
+    ids::{Generation, ShardId},
+    limits::MESSAGE_BYTES_MAX,
+};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    service::interceptor::InterceptedService,
+    transport::{Server, server::TcpIncoming},
+};
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+/// Calls at once on one connection.
+const STREAMS_PER_CONNECTION: u32 = 4096;
+/// A connection without traffic is asked whether it is alive this often, and closed when it does not answer for as long.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+/// How long connections may take to close once all calls have ended.
+const CLOSING: Duration = Duration::from_secs(1);
+/// The generation in which every cluster begins: shards are made with it, later ones come through the feed.
+const FIRST_GENERATION: Generation = Generation(1);
+
+/// A running meta node. It serves until [`MetaNode::shutdown`]; dropping it instead stops the work of this node at once and leaves open
+/// connections to the end of the process.
+pub struct MetaNode {
+    core: Arc<Core>,
+    address: SocketAddr,
+    advertised: String,
+    health: HealthReporter,
+    stop: CancellationToken,
+    server: JoinSet<Result<(), tonic::transport::Error>>,
+    work: JoinSet<()>,
+}
+
+impl std::fmt::Debug for MetaNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetaNode").field("node", &self.core.config.node).field("address", &self.address).finish()
+    }
+}
+
+impl MetaNode {
+    /// Starts a node: recovers its groups, then serves. A node of a cluster that is not made yet waits to be bootstrapped.
+    ///
+    /// # Errors
+    /// [`MetaError`].
+    pub async fn start(config: MetaConfig) -> Result<Self, MetaError> {
+        config.check()?;
+        let (dir, cluster, node) = (config.data_dir.clone(), config.cluster, config.node);
+        let raft_dir = tokio::task::spawn_blocking(move || disk::claim(&dir, cluster, node))
+            .await
+            .map_err(|error| MetaError::Disk { doing: "claim the folder".to_owned(), source: error.into() })??;
+        let listening = |source| MetaError::Listen { address: config.listen.to_string(), source };
+        let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
+        let address = listener.local_addr().map_err(listening)?;
+        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+
+        let host = Host::open(HostConfig {
+            timing: config.timing,
+            snapshot_after_entries: config.snapshot_after_entries,
+            entries_kept: config.entries_kept,
+            propose_deadline: config.call_deadline,
+            ..HostConfig::new(RaftNodeId(node.0), raft_dir)
+        })
+        .await?;
+        let mut work = JoinSet::new();
+        let directory = start_group(&host, GroupId(0), Directory::new(), &mut work).await?;
+        let mut shards = Vec::new();
+        for id in (1..=config.shards).map(ShardId) {
+            let state = Shard::new(id, Settings::new(FIRST_GENERATION, config.shards));
+            let hosted = start_group(&host, GroupId(id.0), state, &mut work).await?;
+            work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
+            shards.push(HostedShard { id, hosted, horizon: Horizon::default() });
+        }
+        work.spawn(feed::lend(
+            Arc::clone(&directory),
+            shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect(),
+        ));
+        let membership = Arc::new(Membership::new(config.node_silence, Instant::now()));
+        work.spawn(Arc::clone(&membership).judge(Arc::clone(&directory)));
+
+        let (health, health_service) = tonic_health::server::health_reporter();
+        let core = Arc::new(Core::new(config, host, directory, shards, membership));
+        work.spawn(report_health(Arc::clone(&core), health.clone()));
+        let stop = CancellationToken::new();
+        let service = Service::new(Arc::clone(&core));
+        let router = Server::builder()
+            .layer(core.counters.clone())
+            .max_concurrent_streams(STREAMS_PER_CONNECTION)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .add_service(health_service)
+            .add_service(core.host.service())
+            .add_service(InterceptedService::new(
+                ControlServer::new(service.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+                Check,
+            ))
+            .add_service(InterceptedService::new(
+                RegistryServer::new(service.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+                Check,
+            ))
+            .add_service(InterceptedService::new(
+                AdminServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX),
+                Check,
+            ));
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let mut server = JoinSet::new();
+        server.spawn(router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()));
+        tracing::info!(node = %core.config.node, %address, "serving");
+        Ok(Self { core, address, advertised, health, stop, server, work })
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `host:port` under which others reach it.
+    #[must_use]
+    pub fn advertised(&self) -> &str {
+        &self.advertised
+    }
+
+    /// Waits until a group has failed on this node for good (its disk did, or its log cannot be applied) and says why. The process should end
+    /// then: nothing is acknowledged any more.
+    pub async fn failed(&self) -> String {
+        let failing = self.watches().into_iter().map(|mut watch| {
+            Box::pin(async move {
+                match watch.wait_for(|status| status.fault.is_some()).await {
+                    Ok(status) => status.fault.clone().unwrap_or_default(),
+                    // Shut down in good order: that is no failure.
+                    Err(_) => std::future::pending().await,
+                }
+            })
+        });
+        select_all(failing).await.0
+    }
+
+    fn watches(&self) -> Vec<watch::Receiver<GroupStatus>> {
+        watches(&self.core)
+    }
+
+    /// Leaves in good order: hands its leaderships to others, lets nobody in any more, finishes the calls inside, stops its groups. Takes at
+    /// most the configured drain and a moment.
+    pub async fn shutdown(mut self) {
+        let deadline = Instant::now() + self.core.config.drain;
+        for name in service_names(&self.core) {
+            self.health.set_service_status(name, ServingStatus::NotServing).await;
+        }
+        let shards = join_all(self.core.shards.iter().map(|shard| leave_office(&shard.hosted, deadline)));
+        tokio::join!(leave_office(&self.core.directory, deadline), shards);
+        self.stop.cancel();
+        if !self.core.gate.close(deadline).await {
+            tracing::warn!("some calls had not ended by the end of the drain");
+        }
+        self.core.host.shutdown().await;
+        self.work.shutdown().await;
+        // All links between nodes have ended with the host; what is left are idle connections of clients.
+        if timeout(CLOSING, self.server.join_next()).await.is_err() {
+            self.server.shutdown().await;
+        }
+        tracing::info!(node = %self.core.config.node, "stopped");
+    }
+}
+
+async fn start_group<S: Replicated>(
+    host: &Host,
+    id: GroupId,
+    state: S,
+    work: &mut JoinSet<()>,
+) -> Result<Arc<Hosted<S>>, MetaError> {
+    let group = host.start_group(id, StateMachine::new(state)).await?;
+    let (hosted, proposing) = Hosted::new(group);
+    let hosted = Arc::new(hosted);
+    work.spawn(proposing);
+    work.spawn(Arc::clone(&hosted).keep_time());
+    Ok(hosted)
+}
+
+/// Hands leadership to the voter that holds most of the log, if this node leads.
+async fn leave_office<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) {
+    let status = hosted.group.status();
+    if status.role != Role::Leader {
+        return;
+    }
+    hosted.stamp_before_leaving(deadline).await;
+    let voters = status.matched.iter().filter(|(node, _)| status.members.get(node).is_some_and(|it| it.voter));
+    let Some((to, _)) = voters.max_by_key(|(node, matched)| (**matched, **node)) else { return };
+    if let Err(error) = hosted.group.transfer_leader(*to, deadline).await {
+        tracing::warn!(group = %hosted.id(), %error, "the leadership was not handed over");
+    }
+}
+
+fn watches(core: &Core) -> Vec<watch::Receiver<GroupStatus>> {
+    let shards = core.shards.iter().map(|shard| shard.hosted.watch());
+    std::iter::once(core.directory.watch()).chain(shards).collect()
+}
+
+/// The names under which health is told: the node as a whole, and each group.
+fn service_names(core: &Core) -> Vec<String> {
+    std::iter::once(String::new()).chain((0..=core.config.shards).map(group_name)).collect()
+}
+
+fn group_name(group: u32) -> String {
+    format!("quarry.group.{group}")
+}
+
+/// A group is serving while this node knows its leader and has not failed; the node is while all its groups are.
+async fn report_health(core: Arc<Core>, health: HealthReporter) {
+    let mut watches = watches(&core);
+    loop {
+        let mut all = true;
+        for watch in &mut watches {
+            let (group, serves) = {
+                let status = watch.borrow_and_update();
+                (status.group.0, status.leader.is_some() && status.fault.is_none())
+            };
+            all &= serves;
+            health.set_service_status(group_name(group), serving(serves)).await;
+        }
+        health.set_service_status("", serving(all)).await;
+        let changes = watches.iter_mut().map(|watch| Box::pin(watch.changed()));
+        if select_all(changes).await.0.is_err() {
+            return;
+        }
+    }
+}
+
+const fn serving(serves: bool) -> ServingStatus {
+    if serves { ServingStatus::Serving } else { ServingStatus::NotServing }
+}

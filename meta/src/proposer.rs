@@ -1,0 +1,333 @@
+//! The proposer of one group: callers who wait share entries, and a few entries are on their way at once.
+//!
+//! Decides what stands in which entry and with which stamp; the machine decides what it means. Keeps *Linearizable*'s rule for errors: a
+//! refusal from before the entry was handed to the log is definite, anything later is `Indeterminate`.
+
+use crate::{
+    door,
+    machine::{Replicated, StateMachine},
+    timekeeper::Timekeeper,
+};
+use bytes::Bytes;
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use quarry_meta_state::Entry;
+use quarry_proto::refusal::Refusal;
+use quarry_raft::{Group, Role, Term};
+use quarry_wire::{limits::COMMAND_BYTES_MAX, units::LogTime};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, timeout_at},
+};
+
+/// How long an entry waits for company while others are on their way.
+const LINGER: Duration = Duration::from_millis(1);
+/// Entries on their way at once.
+const WINDOW: usize = 4;
+/// Commands planned for one entry: with the longest they leave half of it to others.
+const PLANNED: usize = 64;
+/// Callers who may wait in line.
+const QUEUE: usize = 4096;
+/// Bytes of an entry that are not its commands: format, stamp, count.
+const ENTRY_OVERHEAD: usize = 32;
+/// How long a leader may take to apply what its predecessors left, before its callers are sent away.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// What became of a command.
+#[derive(Debug)]
+pub(crate) struct Done<O> {
+    /// The stamp with which it was applied.
+    pub(crate) at: LogTime,
+    /// What the machine answered.
+    pub(crate) outcome: O,
+}
+
+type Answer<S> = oneshot::Sender<Result<Done<<S as Replicated>::Outcome>, Refusal>>;
+
+enum What<S: Replicated> {
+    Command(S::Command),
+    Wish(S::Wish),
+}
+
+struct Ask<S: Replicated> {
+    what: What<S>,
+    answer: Answer<S>,
+    deadline: Instant,
+}
+
+/// A command that waits for its entry.
+struct Ready<S: Replicated> {
+    command: S::Command,
+    bytes: usize,
+    answer: Answer<S>,
+}
+
+/// An entry that was applied or refused.
+struct Arrived {
+    /// Whether commands of it were planned.
+    planned: bool,
+}
+
+/// The way to a group's log. Cloning shares it.
+pub(crate) struct Proposer<S: Replicated> {
+    asks: mpsc::Sender<Ask<S>>,
+    group: Group<StateMachine<S>>,
+}
+
+impl<S: Replicated> Clone for Proposer<S> {
+    fn clone(&self) -> Self {
+        Self { asks: self.asks.clone(), group: self.group.clone() }
+    }
+}
+
+impl<S: Replicated> Proposer<S> {
+    /// The proposer and the work that it needs done, which ends with the last proposer.
+    pub(crate) fn new(
+        group: Group<StateMachine<S>>,
+        keeper: Arc<Timekeeper>,
+    ) -> (Self, impl Future<Output = ()> + Send) {
+        let (asks, waiting) = mpsc::channel(QUEUE);
+        let driver = Driver {
+            group: group.clone(),
+            keeper,
+            waiting,
+            held: VecDeque::new(),
+            wishes: VecDeque::new(),
+            planning: false,
+            on_their_way: FuturesUnordered::new(),
+        };
+        (Self { asks, group }, driver.run())
+    }
+
+    /// Proposes one command and waits until it was applied.
+    pub(crate) async fn propose(&self, command: S::Command, deadline: Instant) -> Result<Done<S::Outcome>, Refusal> {
+        self.ask(What::Command(command), deadline).await
+    }
+
+    /// Plans a command when its turn comes, and proposes it.
+    pub(crate) async fn plan(&self, wish: S::Wish, deadline: Instant) -> Result<Done<S::Outcome>, Refusal> {
+        self.ask(What::Wish(wish), deadline).await
+    }
+
+    async fn ask(&self, what: What<S>, deadline: Instant) -> Result<Done<S::Outcome>, Refusal> {
+        let (answer, waiting) = oneshot::channel();
+        let stopped = || door::not_ready("this node is shutting down", Duration::from_secs(1));
+        match timeout_at(deadline, self.asks.send(Ask { what, answer, deadline })).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(stopped()),
+            Err(_) => return Err(door::not_ready(format!("group {} is overloaded", self.group.id()), door::RETRY)),
+        }
+        match timeout_at(deadline, waiting).await {
+            Ok(Ok(answer)) => answer,
+            // The work ended with this command somewhere in it.
+            Ok(Err(_)) => Err(door::indeterminate("this node is shutting down")),
+            Err(_) => Err(door::indeterminate("not applied by the deadline")),
+        }
+    }
+}
+
+struct Driver<S: Replicated> {
+    group: Group<StateMachine<S>>,
+    keeper: Arc<Timekeeper>,
+    waiting: mpsc::Receiver<Ask<S>>,
+    /// Made ready for an entry that was full; first in the next one.
+    held: VecDeque<Ready<S>>,
+    /// Wishes that wait until the entry with planned commands that is on its way was applied.
+    wishes: VecDeque<Ask<S>>,
+    /// Whether such an entry is on its way.
+    planning: bool,
+    on_their_way: FuturesUnordered<BoxFuture<'static, Arrived>>,
+}
+
+impl<S: Replicated> Driver<S> {
+    async fn run(mut self) {
+        loop {
+            let room = self.on_their_way.len() < WINDOW;
+            if !(room && self.has_own_work()) {
+                tokio::select! {
+                    Some(arrived) = self.on_their_way.next() => {
+                        self.arrive(&arrived);
+                        continue;
+                    }
+                    ask = self.waiting.recv(), if room => match ask {
+                        Some(ask) => self.take_in(ask),
+                        None => break,
+                    },
+                }
+            }
+            if !self.on_their_way.is_empty() && self.waiting.is_empty() {
+                sleep(LINGER).await;
+            }
+            self.enter().await;
+        }
+        while self.on_their_way.next().await.is_some() {}
+    }
+
+    /// Whether an entry can be made without a further ask.
+    fn has_own_work(&self) -> bool {
+        !self.held.is_empty() || (!self.planning && !self.wishes.is_empty())
+    }
+
+    fn arrive(&mut self, arrived: &Arrived) {
+        self.planning &= !arrived.planned;
+    }
+
+    /// Sorts an ask in line; one whose deadline passed is answered.
+    fn take_in(&mut self, ask: Ask<S>) {
+        if ask.deadline <= Instant::now() {
+            return refuse(ask.answer, door::not_ready("the deadline passed before its turn came", door::RETRY));
+        }
+        let command = match ask.what {
+            What::Command(command) => command,
+            What::Wish(_) => return self.wishes.push_back(ask),
+        };
+        self.make_ready(command, ask.answer);
+    }
+
+    fn make_ready(&mut self, command: S::Command, answer: Answer<S>) {
+        let bytes = postcard::experimental::serialized_size(&command).expect("commands are plain data of known length");
+        if bytes > COMMAND_BYTES_MAX - ENTRY_OVERHEAD {
+            return refuse(answer, door::too_large("command", COMMAND_BYTES_MAX - ENTRY_OVERHEAD, bytes));
+        }
+        self.held.push_back(Ready { command, bytes, answer });
+    }
+
+    /// Fills one entry and sends it off.
+    async fn enter(&mut self) {
+        let term = match office(self.group.clone()).await {
+            Ok(term) => term,
+            Err(refusal) => return self.turn_away(&refusal),
+        };
+        let mut bytes: usize = self.held.iter().map(|ready| ready.bytes).sum();
+        while bytes < COMMAND_BYTES_MAX
+            && let Ok(ask) = self.waiting.try_recv()
+        {
+            let before = self.held.len();
+            self.take_in(ask);
+            bytes += self.held.iter().skip(before).map(|ready| ready.bytes).sum::<usize>();
+        }
+        let (keeper, now) = (Arc::clone(&self.keeper), Instant::now());
+        let wishes: Vec<Ask<S>> =
+            if self.planning { Vec::new() } else { self.wishes.drain(..self.wishes.len().min(PLANNED)).collect() };
+        let (at, planned) = self.plan(term, now, &keeper, wishes);
+        // Planned commands go first: they are small, and plans are only good for this entry.
+        let mut entry: Vec<Ready<S>> = planned;
+        let has_planned = !entry.is_empty();
+        let mut bytes = ENTRY_OVERHEAD + entry.iter().map(|ready| ready.bytes).sum::<usize>();
+        while let Some(ready) = self.held.pop_front() {
+            if bytes + ready.bytes > COMMAND_BYTES_MAX {
+                self.held.push_front(ready);
+                break;
+            }
+            bytes += ready.bytes;
+            entry.push(ready);
+        }
+        if !entry.is_empty() {
+            self.send_off(at, entry, has_planned);
+        }
+    }
+
+    /// The stamp of the entry, and the commands that meet the wishes.
+    fn plan(&mut self, term: Term, now: Instant, keeper: &Timekeeper, asks: Vec<Ask<S>>) -> (LogTime, Vec<Ready<S>>) {
+        let (mut wishes, mut answers) = (Vec::new(), Vec::new());
+        for ask in asks {
+            match ask.what {
+                What::Wish(_) if ask.deadline <= now => {
+                    refuse(ask.answer, door::not_ready("the deadline passed before its turn came", door::RETRY));
+                }
+                What::Wish(wish) => {
+                    wishes.push(wish);
+                    answers.push(ask.answer);
+                }
+                What::Command(command) => self.make_ready(command, ask.answer),
+            }
+        }
+        let (at, plans) = self.group.with(|machine, _| {
+            let state = machine.state();
+            let at = keeper.stamp(term, now, || state.log_time());
+            (at, if wishes.is_empty() { Vec::new() } else { state.plan(at, &wishes) })
+        });
+        let mut planned = Vec::new();
+        for (plan, answer) in plans.into_iter().zip(answers) {
+            match plan {
+                Ok(command) => {
+                    let bytes = postcard::experimental::serialized_size(&command).expect("commands are plain data");
+                    planned.push(Ready { command, bytes, answer });
+                }
+                Err(refusal) => refuse(answer, refusal),
+            }
+        }
+        (at, planned)
+    }
+
+    fn send_off(&mut self, at: LogTime, entry: Vec<Ready<S>>, planned: bool) {
+        let (mut commands, mut answers) = (Vec::with_capacity(entry.len()), Vec::with_capacity(entry.len()));
+        for ready in entry {
+            commands.push(ready.command);
+            answers.push(ready.answer);
+        }
+        let command = Entry { at, commands }.encode();
+        let group = self.group.clone();
+        let mut going = async move {
+            let command = match command {
+                Ok(command) => Bytes::from(command),
+                Err(error) => {
+                    refuse_all(answers, &Refusal::malformed("command", "one that fits in a log entry", error));
+                    return Arrived { planned };
+                }
+            };
+            match group.propose(command).await {
+                Ok(applied) => {
+                    for (answer, outcome) in answers.into_iter().zip(applied.outcome) {
+                        // A caller that gave up is gone.
+                        drop(answer.send(Ok(Done { at, outcome })));
+                    }
+                }
+                Err(error) => refuse_all(answers, &door::proposal_refused(group.id(), error)),
+            }
+            Arrived { planned }
+        }
+        .boxed();
+        self.planning |= planned;
+        // Polled once here, so that entries reach the log in the order of their stamps.
+        match (&mut going).now_or_never() {
+            Some(arrived) => self.arrive(&arrived),
+            None => self.on_their_way.push(going),
+        }
+    }
+
+    /// Everyone in line is told the same.
+    fn turn_away(&mut self, refusal: &Refusal) {
+        refuse_all(self.held.drain(..).map(|ready| ready.answer), refusal);
+        refuse_all(self.wishes.drain(..).map(|ask| ask.answer), refusal);
+        while let Ok(ask) = self.waiting.try_recv() {
+            refuse(ask.answer, refusal.clone());
+        }
+    }
+}
+
+/// The term that this node leads in, once it has applied what earlier leaders committed.
+async fn office<S: Replicated>(group: Group<StateMachine<S>>) -> Result<Term, Refusal> {
+    let mut watch = group.watch();
+    let settled_by = Instant::now() + SETTLING;
+    loop {
+        watch.mark_unchanged();
+        let status = group.status();
+        match (status.role, status.leader_since) {
+            (Role::Leader, Some(_)) => return Ok(status.term),
+            (Role::Leader, None) if matches!(timeout_at(settled_by, watch.changed()).await, Ok(Ok(()))) => {}
+            _ => return Err(door::not_leader(status.group, status.leader)),
+        }
+    }
+}
+
+fn refuse<T>(answer: oneshot::Sender<Result<T, Refusal>>, refusal: Refusal) {
+    // A caller that gave up is gone.
+    drop(answer.send(Err(refusal)));
+}
+
+fn refuse_all<T>(answers: impl IntoIterator<Item = oneshot::Sender<Result<T, Refusal>>>, refusal: &Refusal) {
+    for answer in answers {
+        refuse(answer, refusal.clone());
+    }
+}

@@ -1,0 +1,347 @@
+//! Admin: making the cluster, and what an operator asks a node, with or without a leader.
+
+use super::{Service, registry::node_refused, strange};
+use crate::{
+    core::{Core, data_node},
+    door,
+    hosted::Hosted,
+    machine::Replicated,
+};
+use futures::future::{join_all, try_join_all};
+use quarry_meta_state::{
+    Shard,
+    directory::{Cluster, DirectoryCommand, DirectoryOutcome, InitRefusal},
+};
+use quarry_proto::{
+    convert::{self, required},
+    protocol::Announce,
+    refusal::Refusal,
+    v1::{self, admin_client::AdminClient, admin_server::Admin},
+};
+use quarry_raft::{Machine as _, RaftError, RaftNodeId, Role as RaftRole};
+use quarry_wire::{
+    certificate::{Certificate, Role},
+    ids::{ClusterUuid, Generation, NodeId},
+    keyring::Keyring,
+    signed::{PublicKey, Signed},
+    units::millis,
+};
+use std::{collections::BTreeMap, time::Duration};
+use tokio::time::{Instant, timeout_at};
+use tonic::{Request, Response, Status, transport::Endpoint};
+
+/// Meta nodes of a cluster, at most.
+const METAS_MAX: usize = 9;
+/// The first generation of a cluster; 0 is the root's.
+const FIRST_GENERATION: Generation = Generation(1);
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn bootstrap(&self, request: Request<v1::BootstrapRequest>) -> Result<Response<v1::BootstrapReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(bootstrap(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+        self.call(async { Ok(status(self.core())) }).await
+    }
+
+    async fn state_hash(&self, _: Request<v1::StateHashRequest>) -> Result<Response<v1::StateHashReply>, Status> {
+        self.call(async {
+            let core = self.core();
+            let shards = core.shards.iter().map(|shard| hash(&shard.hosted));
+            Ok(v1::StateHashReply { groups: std::iter::once(hash(&core.directory)).chain(shards).collect() })
+        })
+        .await
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<v1::TransferLeaderRequest>,
+    ) -> Result<Response<v1::TransferLeaderReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(transfer(self.core(), request.into_inner(), deadline)).await
+    }
+}
+
+/// What a bootstrap is asked to make, checked.
+struct Plan {
+    cluster: Cluster,
+    metas: BTreeMap<NodeId, (String, Signed<Certificate>)>,
+}
+
+impl Plan {
+    fn of(core: &Core, asked: v1::BootstrapRequest) -> Result<Self, Refusal> {
+        let config = &core.config;
+        let uuid = ClusterUuid(convert::array("cluster", &asked.cluster)?);
+        if uuid != config.cluster {
+            return Err(Refusal::WrongCluster(v1::WrongCluster {
+                expected: config.cluster.0.to_vec().into(),
+                found: asked.cluster,
+            }));
+        }
+        let root = PublicKey(convert::array("root", &asked.root)?);
+        if root != config.root {
+            return Err(Refusal::malformed("root", config.root, root));
+        }
+        if asked.shards != config.shards {
+            return Err(Refusal::malformed("shards", format_args!("{} as configured", config.shards), asked.shards));
+        }
+        if asked.metas.is_empty() || asked.metas.len() > METAS_MAX {
+            return Err(Refusal::malformed("metas", format_args!("1 to {METAS_MAX} nodes"), asked.metas.len()));
+        }
+        let mut keyring = Keyring::new(uuid, root).map_err(|error| Refusal::malformed("root", "a usable key", error))?;
+        let mut metas = BTreeMap::new();
+        for member in asked.metas {
+            let certificate: Signed<Certificate> = convert::signed(&member.certificate)?;
+            let (node, said) = (NodeId(member.node), &certificate.statement);
+            keyring.admit(&certificate).map_err(|error| {
+                Refusal::Untrusted(v1::Untrusted { why: format!("certificate {} of {node}: {error}", said.serial) })
+            })?;
+            if said.node != node || said.role != Role::Meta {
+                let found = format!("{} as {}", said.node, said.role);
+                return Err(Refusal::malformed("metas.certificate", format_args!("{node} as meta"), found));
+            }
+            if member.address.is_empty() {
+                return Err(Refusal::malformed("metas.address", "host:port", "nothing"));
+            }
+            if metas.insert(node, (member.address, certificate)).is_some() {
+                return Err(Refusal::malformed("metas", "each node once", format_args!("{node} twice")));
+            }
+        }
+        if !metas.contains_key(&config.node) {
+            let found = metas.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return Err(Refusal::malformed("metas", format_args!("{} among others", config.node), found));
+        }
+        let cluster = Cluster { uuid, generation: FIRST_GENERATION, shards: asked.shards, root };
+        Ok(Self { cluster, metas })
+    }
+
+    fn members(&self) -> BTreeMap<RaftNodeId, String> {
+        self.metas.iter().map(|(node, (address, _))| (RaftNodeId(node.0), address.clone())).collect()
+    }
+}
+
+/// Every step can be taken again, so a bootstrap that was cut short is finished by sending it once more, to any of its nodes.
+async fn bootstrap(
+    core: &Core,
+    asked: v1::BootstrapRequest,
+    deadline: Instant,
+) -> Result<v1::BootstrapReply, Refusal> {
+    let plan = Plan::of(core, asked)?;
+    if core.directory.group.is_initialized() {
+        same_members(core, &plan)?;
+    } else {
+        let others = plan.metas.iter().filter(|(node, _)| **node != core.config.node);
+        try_join_all(others.map(|(node, (address, _))| is_blank(core, *node, address, deadline))).await?;
+    }
+    form(&core.directory, &plan, deadline).await?;
+    for shard in &core.shards {
+        form(&shard.hosted, &plan, deadline).await?;
+    }
+    // Whoever leads the directory now does the rest; its hint says where to go.
+    wait_for_leader(&core.directory, deadline).await?;
+    match core.directory.propose(DirectoryCommand::InitCluster(plan.cluster), deadline).await?.outcome {
+        DirectoryOutcome::Init(Ok(())) => {}
+        DirectoryOutcome::Init(Err(InitRefusal::AlreadyInitialised { as_it_is })) => {
+            return Err(already(as_it_is.uuid));
+        }
+        DirectoryOutcome::Init(Err(refusal)) => return Err(Refusal::malformed("cluster", "one that can be", refusal)),
+        other => return Err(strange(&other)),
+    }
+    let admit = |certificate: &Signed<Certificate>| DirectoryCommand::AdmitCertificate(certificate.clone());
+    let admitting = plan.metas.values().map(|(_, certificate)| core.directory.propose(admit(certificate), deadline));
+    taken(join_all(admitting).await)?;
+    let announce = |(node, (address, _)): (&NodeId, &(String, _))| DirectoryCommand::AnnounceNode {
+        node: *node,
+        address: address.clone(),
+    };
+    let announcing = plan.metas.iter().map(|meta| core.directory.propose(announce(meta), deadline));
+    taken(join_all(announcing).await)?;
+    for shard in &core.shards {
+        wait_for_leader(&shard.hosted, deadline).await?;
+    }
+    Ok(v1::BootstrapReply {})
+}
+
+fn taken(results: Vec<Result<crate::proposer::Done<DirectoryOutcome>, Refusal>>) -> Result<(), Refusal> {
+    for result in results {
+        match result?.outcome {
+            DirectoryOutcome::Node(Ok(_)) => {}
+            DirectoryOutcome::Node(Err(refusal)) => return Err(node_refused(refusal)),
+            other => return Err(strange(&other)),
+        }
+    }
+    Ok(())
+}
+
+fn already(cluster: ClusterUuid) -> Refusal {
+    Refusal::AlreadyBootstrapped(v1::AlreadyBootstrapped { cluster: cluster.0.to_vec().into() })
+}
+
+/// The node was formed before: only with the same members is this the same bootstrap.
+fn same_members(core: &Core, plan: &Plan) -> Result<(), Refusal> {
+    let status = core.directory.group.status();
+    let as_it_is: BTreeMap<RaftNodeId, String> =
+        status.members.into_iter().map(|(node, member)| (node, member.addr)).collect();
+    if as_it_is == plan.members() { Ok(()) } else { Err(already(core.config.cluster)) }
+}
+
+/// Makes sure that another meta node answers, is the one that is meant, hosts as many groups and belongs to no cluster yet.
+async fn is_blank(core: &Core, node: NodeId, address: &str, deadline: Instant) -> Result<(), Refusal> {
+    let unreachable = |why: String| door::not_ready(format!("{node} at {address} does not answer: {why}"), door::RETRY);
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Refusal::malformed("metas.address", "host:port", error))?;
+    let asking = async {
+        let channel = endpoint.connect().await.map_err(|error| unreachable(error.to_string()))?;
+        let mut admin = AdminClient::with_interceptor(channel, Announce);
+        let answer = admin.status(v1::StatusRequest {}).await.map_err(|status| unreachable(status.to_string()))?;
+        Ok(answer.into_inner())
+    };
+    let status = timeout_at(deadline, asking).await.map_err(|_| unreachable("no answer in time".to_owned()))??;
+    if status.node != node.0 {
+        return Err(Refusal::malformed("metas.node", format_args!("{} at {address}", status.node), node));
+    }
+    if !status.cluster.is_empty() {
+        return Err(Refusal::AlreadyBootstrapped(v1::AlreadyBootstrapped { cluster: status.cluster }));
+    }
+    let groups = 1 + core.shards.len();
+    if status.groups.len() != groups {
+        let found = format!("{} at {node}", status.groups.len());
+        return Err(Refusal::malformed("groups", format_args!("{groups} as here"), found));
+    }
+    Ok(())
+}
+
+async fn form<S: Replicated>(hosted: &Hosted<S>, plan: &Plan, deadline: Instant) -> Result<(), Refusal> {
+    if hosted.group.is_initialized() {
+        return Ok(());
+    }
+    match timeout_at(deadline, hosted.group.initialize(plan.members())).await {
+        Ok(Ok(()) | Err(RaftError::AlreadyInitialized { .. })) => Ok(()),
+        Ok(Err(error)) => Err(door::indeterminate(format!("group {} was not formed: {error}", hosted.id()))),
+        Err(_) => Err(door::indeterminate(format!("group {} was not formed in time", hosted.id()))),
+    }
+}
+
+/// Waits until somebody leads the group, as far as this node knows.
+async fn wait_for_leader<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) -> Result<(), Refusal> {
+    let mut watch = hosted.watch();
+    match timeout_at(deadline, watch.wait_for(|status| status.leader.is_some())).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => Err(door::not_ready(format!("group {} has no leader yet", hosted.id()), door::RETRY)),
+    }
+}
+
+fn status(core: &Core) -> v1::StatusReply {
+    let now = Instant::now();
+    let (made, generation, data_nodes) = core.directory.read(|directory| {
+        let data_nodes = directory.nodes().filter_map(|node| data_node(directory, node.id)).map(|info| {
+            let regions = directory.regions_of(NodeId(info.node)).map(|region| v1::RegionLife {
+                region: Some(region.state.region.into()),
+                incarnation: Some(region.state.incarnation.into()),
+            });
+            v1::DataNodeStatus {
+                node: info.node,
+                silent_ms: millis(core.membership.silent_for(NodeId(info.node), now)),
+                address: info.address,
+                alive: info.alive,
+                regions: regions.collect(),
+            }
+        });
+        (directory.cluster().is_some(), directory.generation().0, data_nodes.collect())
+    });
+    let cluster = if made { core.config.cluster.0.to_vec() } else { Vec::new() };
+    let shards = core.shards.iter().map(|shard| group_status(&shard.hosted));
+    v1::StatusReply {
+        node: core.config.node.0,
+        cluster: cluster.into(),
+        generation,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        groups: std::iter::once(group_status(&core.directory)).chain(shards).collect(),
+        data_nodes,
+        counters: core.counters.read(),
+        space: core.shards.iter().flat_map(|shard| shard.hosted.read(space)).collect(),
+    }
+}
+
+fn group_status<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupStatus {
+    let status = hosted.group.status();
+    let role = match status.role {
+        RaftRole::Leader => "leader",
+        RaftRole::Follower => "follower",
+        RaftRole::Candidate => "candidate",
+        RaftRole::Learner => "learner",
+        RaftRole::Stopped => "stopped",
+    };
+    let index = |index: Option<quarry_raft::LogIndex>| index.map_or(0, |index| index.0);
+    v1::GroupStatus {
+        group: status.group.0,
+        role: role.to_owned(),
+        term: status.term.0,
+        leader: status.leader.map_or(0, |(node, _)| node.0),
+        last_log: index(status.last_log),
+        committed: index(status.committed),
+        applied: index(status.applied),
+        snapshot: index(status.snapshot),
+        purged: index(status.purged),
+        log_time_ms: hosted.read(Replicated::log_time).0,
+        members: status.members.keys().map(|node| node.0).collect(),
+        // Hashing the whole state stops its applies: only StateHash does it.
+        hash: Vec::new().into(),
+    }
+}
+
+/// The space of a shard: one row for each region, with the shard's grants and keys in its first row.
+fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
+    let mut rows: Vec<_> = (state.space().regions.into_iter())
+        .map(|(region, space)| v1::SpaceStatus {
+            shard: state.id().0,
+            region: Some(region.into()),
+            free_bytes: space.free_bytes,
+            granted_bytes: space.granted_bytes,
+            committed_bytes: space.committed_bytes,
+            resting_bytes: space.resting_bytes,
+            grants: 0,
+            keys: 0,
+        })
+        .collect();
+    if rows.is_empty() {
+        rows.push(v1::SpaceStatus { shard: state.id().0, ..Default::default() });
+    }
+    rows[0].keys = state.values() as u64;
+    rows
+}
+
+fn hash<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupHash {
+    // One lock for both: a hash is worth something only with the index it is of.
+    hosted.group.with(|machine, applied| v1::GroupHash {
+        group: hosted.id().0,
+        applied: applied.0,
+        hash: machine.hash().to_vec().into(),
+    })
+}
+
+async fn transfer(
+    core: &Core,
+    asked: v1::TransferLeaderRequest,
+    deadline: Instant,
+) -> Result<v1::TransferLeaderReply, Refusal> {
+    let to = RaftNodeId(required("to", (asked.to != 0).then_some(asked.to))?);
+    if asked.group == 0 {
+        hand_over(&core.directory, to, deadline).await?;
+    } else {
+        hand_over(&core.shard(quarry_wire::ids::ShardId(asked.group))?.hosted, to, deadline).await?;
+    }
+    Ok(v1::TransferLeaderReply {})
+}
+
+async fn hand_over<S: Replicated>(hosted: &Hosted<S>, to: RaftNodeId, deadline: Instant) -> Result<(), Refusal> {
+    hosted.stamp_before_leaving(deadline).await;
+    hosted.group.transfer_leader(to, deadline).await.map_err(|error| match error {
+        RaftError::NotLeader { leader } => door::not_leader(hosted.id(), leader),
+        RaftError::Membership { why } => Refusal::malformed("to", "a voter of the group", why),
+        RaftError::ShuttingDown => door::not_ready("this node is shutting down", Duration::from_secs(1)),
+        error => door::indeterminate(error.to_string()),
+    })
+}

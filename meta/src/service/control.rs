@@ -1,0 +1,278 @@
+//! Control: namespaces, grants, seals and deletes; publish and resolve stand in their own files.
+
+use super::{REPLAN_PAUSE, Service, publish, request_id, resolve, strange, unsigned};
+use crate::{
+    core::{Core, HostedShard, namespace, not_made},
+    door,
+    grants::{self, GrantWish, request_refused},
+};
+use futures::future::join_all;
+use quarry_meta_state::{
+    Directory,
+    directory::{DirectoryCommand, DirectoryOutcome, Policy, namespaces::NamespaceRefusal},
+    shard::{
+        DeleteKey, DeleteRefusal, GrantRequest, SealRefusal, ShardCommand, ShardOutcome,
+    },
+};
+use quarry_proto::{
+    convert,
+    refusal::Refusal,
+    v1::{self, control_server::Control},
+};
+use quarry_wire::{
+    grant::Grant,
+    ids::{NamespaceId, ShardId},
+    limits::{COMMAND_BYTES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX},
+    key::Key,
+    units::{SlotCount, SlotSize},
+    version::Version,
+};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use tonic::{Request, Response, Status};
+
+/// Bytes of keys in one delete command; what surrounds a key is less than the rest of an entry.
+const DELETE_PART_BYTES: usize = COMMAND_BYTES_MAX / 2;
+/// Most bytes around a key in a delete command.
+const DELETE_KEY_OVERHEAD: usize = 48;
+
+#[tonic::async_trait]
+impl Control for Service {
+    async fn describe(&self, request: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeReply>, Status> {
+        self.call(async { describe(self.core(), request.into_inner()) }).await
+    }
+
+    async fn create_namespace(
+        &self,
+        request: Request<v1::CreateNamespaceRequest>,
+    ) -> Result<Response<v1::CreateNamespaceReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(create_namespace(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn grant(&self, request: Request<v1::GrantRequest>) -> Result<Response<v1::GrantReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(grant(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn publish(&self, request: Request<v1::PublishRequest>) -> Result<Response<v1::PublishReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(publish::publish(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn seal(&self, request: Request<v1::SealRequest>) -> Result<Response<v1::SealReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(seal(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn delete(&self, request: Request<v1::DeleteRequest>) -> Result<Response<v1::DeleteReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(delete(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn resolve(&self, request: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(resolve::resolve(self.core(), request.into_inner(), deadline)).await
+    }
+}
+
+fn describe(core: &Core, request: v1::DescribeRequest) -> Result<v1::DescribeReply, Refusal> {
+    core.made()?;
+    let (generation, shards) = core.directory.read(|directory| (directory.generation(), directory.shards()));
+    let members = core.directory.group.status().members;
+    Ok(v1::DescribeReply {
+        cluster: core.config.cluster.0.to_vec().into(),
+        generation: generation.0,
+        shards,
+        groups: core.groups(),
+        changes: core.changes(request.seen),
+        metas: members.into_iter().map(|(node, it)| v1::MetaInfo { node: node.0, address: it.addr }).collect(),
+    })
+}
+
+async fn create_namespace(
+    core: &Core,
+    asked: v1::CreateNamespaceRequest,
+    deadline: Instant,
+) -> Result<v1::CreateNamespaceReply, Refusal> {
+    let (request, name) = (request_id(asked.request, 0)?, asked.name);
+    let mut policy = Policy::new(convert::class(asked.class)?, unsigned("copies", asked.copies)?);
+    if asked.least != 0 {
+        policy.least = unsigned("least", asked.least)?;
+    }
+    let command = DirectoryCommand::CreateNamespace { request, name: name.clone(), policy };
+    let done = core.directory.propose(command, deadline).await?;
+    let id = match done.outcome {
+        DirectoryOutcome::Namespace(Ok(id)) => id,
+        DirectoryOutcome::Namespace(Err(refusal)) => {
+            return Err(match refusal {
+                NamespaceRefusal::Request(refusal) => request_refused(refusal),
+                NamespaceRefusal::NotInitialised => not_made(),
+                NamespaceRefusal::Exists { id } => Refusal::NamespaceExists(v1::NamespaceExists { id: id.0, name }),
+                refusal @ NamespaceRefusal::Name { .. } => Refusal::malformed("name", refusal, name),
+                refusal @ NamespaceRefusal::Copies { .. } => {
+                    Refusal::malformed("copies", refusal, format_args!("{} of {}", policy.least, policy.copies))
+                }
+                NamespaceRefusal::TooMany { most } => Refusal::TooManyRequests(v1::TooManyRequests {
+                    resource: "namespaces of this generation".to_owned(),
+                    limit: most.into(),
+                    retry_after_ms: 0,
+                }),
+            });
+        }
+        other => return Err(strange(&other)),
+    };
+    let made = core.directory.read(|directory| directory.namespace(id).map(namespace));
+    Ok(v1::CreateNamespaceReply { namespace: made, applied_ms: done.at.0 })
+}
+
+async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Result<v1::GrantReply, Refusal> {
+    let shard = core.shard(ShardId(asked.shard))?;
+    shard.hosted.leads()?;
+    core.catch_up(shard, asked.seen, deadline).await?;
+    let ttl = if asked.ttl_ms == 0 { GRANT_TTL_MAX } else { Duration::from_millis(asked.ttl_ms.into()) };
+    let wanted = GrantRequest {
+        request: request_id(asked.request, 0)?,
+        writer: convert::writer_id(&asked.writer)?,
+        namespace: NamespaceId(asked.namespace),
+        slot_size: SlotSize(asked.slot_size),
+        slots: SlotCount(asked.slots),
+        ttl,
+    };
+    let (grant, applied_ms) = loop {
+        let wish =
+            GrantWish { meta: core.config.node, asked: wanted.clone(), avoid: core.avoided(&asked.avoid) };
+        let done = shard.hosted.plan(wish, deadline).await?;
+        match done.outcome {
+            ShardOutcome::Grant(Ok(grant)) => break (grant, done.at.0),
+            // Something applied in between took the place; plan again with what is so now.
+            ShardOutcome::Grant(Err(refusal)) if grants::overtaken(&refusal) && Instant::now() + REPLAN_PAUSE < deadline => {
+                sleep(REPLAN_PAUSE).await;
+            }
+            ShardOutcome::Grant(Err(refusal)) => return Err(grants::refused(refusal, &wanted)),
+            other => return Err(strange(&other)),
+        }
+    };
+    let signed = sign(core, grant);
+    Ok(v1::GrantReply { grant: signed.into(), applied_ms, changes: core.changes(asked.seen) })
+}
+
+/// The grant with this node's signature. Whoever answers signs: the grant may have been proposed by an earlier leader.
+fn sign(core: &Core, mut grant: Grant) -> Vec<u8> {
+    grant.meta = core.config.node;
+    let (generation, serial) = (grant.id.sequence.generation, core.config.certificate.statement.serial);
+    core.config.key.sign(core.config.cluster, generation, serial, grant).encode()
+}
+
+async fn seal(core: &Core, asked: v1::SealRequest, deadline: Instant) -> Result<v1::SealReply, Refusal> {
+    let grant = convert::grant_id(asked.grant)?;
+    let shard = core.shard(grant.shard)?;
+    shard.hosted.leads()?;
+    let writer = convert::writer_id(&asked.writer)?;
+    if shard.hosted.read(|state| state.grant(grant).is_some_and(|held| held.grant.writer != writer)) {
+        return Err(Refusal::Untrusted(v1::Untrusted { why: format!("{grant} belongs to another writer") }));
+    }
+    let command = ShardCommand::Seal { grant, fill: SlotCount(asked.fill) };
+    let done = shard.hosted.propose(command, deadline).await?;
+    match done.outcome {
+        ShardOutcome::Seal(Ok(_)) => Ok(v1::SealReply { applied_ms: done.at.0 }),
+        ShardOutcome::Seal(Err(SealRefusal::UnknownGrant { grant })) => {
+            Err(Refusal::UnknownGrant(v1::UnknownGrant { grant: Some(grant.into()) }))
+        }
+        ShardOutcome::Seal(Err(SealRefusal::BeyondSlab { slots, found })) => {
+            Err(Refusal::malformed("fill", format_args!("at most {}", slots.0), found.0))
+        }
+        other => Err(strange(&other)),
+    }
+}
+
+async fn delete(core: &Core, asked: v1::DeleteRequest, deadline: Instant) -> Result<v1::DeleteReply, Refusal> {
+    let shard = core.shard(ShardId(asked.shard))?;
+    shard.hosted.leads()?;
+    let namespace = NamespaceId(asked.namespace);
+    if asked.items.len() > KEYS_PER_CALL_MAX {
+        return Err(door::too_large("items", KEYS_PER_CALL_MAX, asked.items.len()));
+    }
+    let mut parts: Vec<Vec<DeleteKey>> = Vec::new();
+    let mut bytes = usize::MAX;
+    for item in asked.items {
+        let key = key_of_shard(core, shard, namespace, &item.key)?;
+        let expected = item.expected.map(Version::try_from).transpose()?;
+        let size = key.as_bytes().len() + DELETE_KEY_OVERHEAD;
+        if bytes.saturating_add(size) > DELETE_PART_BYTES {
+            parts.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += size;
+        parts.last_mut().expect("the first item makes the first part").push(DeleteKey { key, expected });
+    }
+    let mut commands = Vec::with_capacity(parts.len());
+    for (part, keys) in (0..).zip(parts) {
+        commands.push(ShardCommand::Delete { request: request_id(asked.request, part)?, namespace, keys });
+    }
+    let mut reply = v1::DeleteReply::default();
+    let mut refused = None;
+    for result in join_all(commands.into_iter().map(|command| shard.hosted.propose(command, deadline))).await {
+        let (outcomes, at) = match result {
+            Ok(done) => match done.outcome {
+                ShardOutcome::Delete(Ok(outcomes)) => (outcomes, done.at),
+                ShardOutcome::Delete(Err(refusal)) => return Err(request_refused(refusal)),
+                other => return Err(strange(&other)),
+            },
+            Err(refusal) => {
+                refused.get_or_insert(refusal);
+                continue;
+            }
+        };
+        reply.applied_ms = reply.applied_ms.max(at.0);
+        for outcome in outcomes {
+            reply.outcomes.push(delete_outcome(outcome)?);
+        }
+    }
+    match refused {
+        None => Ok(reply),
+        // Some parts took effect: the refusal of another is not definite for the whole. The same request can be sent again.
+        Some(refusal) if !reply.outcomes.is_empty() => {
+            Err(door::indeterminate(format!("only a part of the keys was deleted: {refusal}")))
+        }
+        Some(refusal) => Err(refusal),
+    }
+}
+
+fn delete_outcome(
+    outcome: Result<quarry_meta_state::shard::Deleted, DeleteRefusal>,
+) -> Result<v1::DeleteOutcome, Refusal> {
+    use v1::delete_outcome::Code;
+    let (code, version) = match outcome {
+        Ok(deleted) => (Code::Deleted, Some(deleted.version)),
+        Err(DeleteRefusal::NotFound) => (Code::NotFound, None),
+        Err(DeleteRefusal::CompareFailed { current, .. }) => (Code::CompareFailed, Some(current)),
+        Err(DeleteRefusal::WrongShard { expected, found }) => {
+            return Err(Refusal::WrongShard(v1::WrongShard { expected: expected.0, found: found.0 }));
+        }
+    };
+    Ok(v1::DeleteOutcome { code: code.into(), version: version.map(Into::into) })
+}
+
+/// A key that belongs to this shard.
+pub(super) fn key_of_shard(
+    core: &Core,
+    shard: &HostedShard,
+    namespace: NamespaceId,
+    bytes: &[u8],
+) -> Result<Key, Refusal> {
+    let key = convert::key(bytes)?;
+    let expected = key.shard(namespace, core.config.shards);
+    if expected != shard.id {
+        return Err(Refusal::WrongShard(v1::WrongShard { expected: expected.0, found: shard.id.0 }));
+    }
+    Ok(key)
+}
+
+/// The class of errors for a namespace that this cluster does not have.
+pub(super) fn known_namespace(directory: &Directory, namespace: NamespaceId) -> Result<(), Refusal> {
+    match directory.namespace(namespace) {
+        Some(_) => Ok(()),
+        None => Err(Refusal::UnknownNamespace(v1::UnknownNamespace { id: namespace.0, name: String::new() })),
+    }
+}

@@ -1,0 +1,154 @@
+//! Resolve: descriptors with a lease.
+//!
+//! One shared read-index round for all who arrived before it began; descriptors and horizon are read at one applied index. What the copies of
+//! one batch share travels once, and so does every hash of their paths.
+
+use super::control::{key_of_shard, known_namespace};
+use crate::{
+    core::{Core, millis_u32},
+    door,
+    leases,
+    tree::Tree,
+};
+use quarry_meta_state::{
+    Shard,
+    shard::{BatchRef, ResolvedCopy},
+};
+use quarry_proto::{refusal::Refusal, v1};
+use quarry_wire::{
+    ids::{NamespaceId, ShardId},
+    key::Key,
+    limits::KEYS_PER_CALL_MAX,
+    merkle::Hash,
+    units::{LogTime, Offset, SlotSize},
+};
+use std::{collections::HashMap, time::Duration};
+use tokio::time::Instant;
+
+pub(super) async fn resolve(
+    core: &Core,
+    asked: v1::ResolveRequest,
+    deadline: Instant,
+) -> Result<v1::ResolveReply, Refusal> {
+    let shard = core.shard(ShardId(asked.shard))?;
+    let namespace = NamespaceId(asked.namespace);
+    if asked.keys.len() > KEYS_PER_CALL_MAX {
+        return Err(door::too_large("keys", KEYS_PER_CALL_MAX, asked.keys.len()));
+    }
+    let mut keys = Vec::with_capacity(asked.keys.len());
+    for bytes in &asked.keys {
+        keys.push(key_of_shard(core, shard, namespace, bytes)?);
+    }
+    core.made()?;
+    let mut reply = if asked.stale {
+        shard.hosted.read(|state| answer(state, namespace, &keys))
+    } else {
+        shard.hosted.leads()?;
+        core.catch_up(shard, asked.seen, deadline).await?;
+        let wanted = Duration::from_millis(asked.lease_ms.into());
+        if !wanted.is_zero() {
+            shard.horizon.reach(&shard.hosted, wanted, deadline).await?;
+        }
+        let give = |state: &Shard, running: LogTime| v1::ResolveReply {
+            lease_ms: millis_u32(leases::lease(wanted, state.horizon(), running)),
+            ..answer(state, namespace, &keys)
+        };
+        shard.hosted.read_linearized(deadline, give).await?
+    };
+    if reply.items.iter().all(|item| !item.found) {
+        // Only now: a key that is there proves its namespace.
+        core.directory.read(|directory| known_namespace(directory, namespace))?;
+    }
+    reply.changes = core.changes(asked.seen);
+    Ok(reply)
+}
+
+fn answer(state: &Shard, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveReply {
+    let (trees, batches, hashes) = (HashMap::new(), HashMap::new(), HashMap::new());
+    let mut answer = Answer { state, trees, batches, hashes, bytes: Vec::new(), reply: v1::ResolveReply::default() };
+    for key in keys {
+        let item = answer.item(namespace, key);
+        answer.reply.items.push(item);
+    }
+    let mut reply = answer.reply;
+    reply.hashes = answer.bytes.into();
+    reply.applied_ms = state.log_time().0;
+    reply
+}
+
+struct Answer<'a> {
+    state: &'a Shard,
+    /// The tree of each batch at one holder.
+    trees: HashMap<BatchRef, Tree>,
+    /// Index in the reply of each batch with the place of its slab.
+    batches: HashMap<(BatchRef, Slab), u32>,
+    /// Index in the reply of each hash.
+    hashes: HashMap<Hash, u32>,
+    /// The hashes of the reply.
+    bytes: Vec<u8>,
+    reply: v1::ResolveReply,
+}
+
+impl Answer<'_> {
+    fn item(&mut self, namespace: NamespaceId, key: &Key) -> v1::Resolved {
+        let Some(resolved) = self.state.resolve(namespace, key) else { return v1::Resolved::default() };
+        let copies = resolved.copies.iter().filter_map(|copy| self.copy(copy)).collect();
+        v1::Resolved {
+            found: true,
+            version: Some(resolved.version.into()),
+            kind: v1::FrameKind::from(resolved.kind).into(),
+            payload_bytes: resolved.payload_bytes,
+            payload_crc: resolved.payload_crc,
+            copies,
+        }
+    }
+
+    fn copy(&mut self, copy: &ResolvedCopy) -> Option<v1::Copy> {
+        let batch = self.state.batch(copy.batch)?;
+        let slab = self.slab(copy);
+        let index = match self.batches.get(&(copy.batch, slab)) {
+            Some(index) => *index,
+            None => {
+                let index = u32::try_from(self.reply.batches.len()).ok()?;
+                self.reply.batches.push(v1::ResolvedBatch {
+                    signed: batch.signed().encode().into(),
+                    grant: Some(copy.grant.into()),
+                    lend: Some(copy.lend.into()),
+                    region: Some(copy.region.into()),
+                    incarnation: Some(copy.incarnation.into()),
+                    base: slab.base.0,
+                    slot_size: slab.slot_size.0,
+                });
+                self.batches.insert((copy.batch, slab), index);
+                index
+            }
+        };
+        let tree = self.trees.entry(copy.batch).or_insert_with(|| Tree::over(batch.leaves.to_vec()));
+        let mut path = Vec::new();
+        for hash in tree.path(copy.leaf as usize) {
+            let next = u32::try_from(self.hashes.len()).ok()?;
+            path.push(*self.hashes.entry(hash).or_insert_with(|| {
+                self.bytes.extend_from_slice(&hash);
+                next
+            }));
+        }
+        Some(v1::Copy { batch: index, leaf: copy.leaf, slot: copy.slot.0, path, journaled: false })
+    }
+
+    /// Where the slab of a copy lies. Once its grant is forgotten the state knows only where each slot lies: then each copy travels with a
+    /// place of its own, from which the slot counts nothing.
+    fn slab(&self, copy: &ResolvedCopy) -> Slab {
+        let known = self.state.grant(copy.grant).and_then(|held| {
+            let base = held.grant.holder(copy.region.node)?.base;
+            Some(Slab { base, slot_size: held.grant.slot_size })
+        });
+        known.unwrap_or(Slab { base: copy.offset, slot_size: SlotSize(0) })
+    }
+}
+
+/// Where the slots of a slab lie in its region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Slab {
+    base: Offset,
+    slot_size: SlotSize,
+}
