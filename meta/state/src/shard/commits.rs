@@ -147,16 +147,15 @@ impl Shard {
         let offers = self.take_offers(id, publish);
         let outcomes = publish.entries.iter().enumerate().map(|(index, entry)| self.commit(id, index, entry, &offers));
         let outcomes = outcomes.collect();
-        for offer in &offers {
-            if self.batches.get(&offer.batch).is_some_and(|batch| batch.live == 0) {
-                self.batches.remove(&offer.batch);
-            }
+        for offer in offers {
+            self.release_leaf(offer.batch);
         }
         self.close_if_done(id);
         outcomes
     }
 
-    /// Takes in the batches that count: each of a holder, once, whose region is in the life for which it was granted.
+    /// Takes in the batches that count: each of a holder, once, whose region is in the life for which it was granted. Each is held by its offer
+    /// until the Publish is done: a later entry may replace what an earlier one committed.
     fn take_offers(&mut self, id: Ordinal, publish: &Publish) -> Vec<Offer> {
         let mut offers = Vec::new();
         let mut nodes = BTreeSet::new();
@@ -176,7 +175,7 @@ impl Shard {
             let Attested { node, generation, serial, signature, .. } = attested;
             let root = merkle::root(&leaves);
             let (node, generation, serial, signature) = (*node, *generation, *serial, *signature);
-            self.batches.insert(batch, Batch { node, generation, serial, signature, root, leaves, live: 0 });
+            self.batches.insert(batch, Batch { node, generation, serial, signature, root, leaves, live: 1 });
             offers.push(Offer { holder, batch, leaf_of });
         }
         offers
@@ -292,9 +291,9 @@ impl Shard {
         self.drop_if_empty(id);
     }
 
-    /// A slot that was committed under `batch` left.
+    /// A slot that was committed under `batch` left, or its Publish is done.
     pub(super) fn release_leaf(&mut self, batch: BatchRef) {
-        let held = self.batches.get_mut(&batch).expect("a committed slot keeps its batch");
+        let held = self.batches.get_mut(&batch).expect("a committed slot or an offer keeps its batch");
         held.live -= 1;
         if held.live == 0 {
             self.batches.remove(&batch);

@@ -164,6 +164,12 @@ impl Shard {
         self.returned.iter().map(|(extent, lend)| (*extent, *lend))
     }
 
+    /// The lending under which `extent` is held, if it is.
+    #[must_use]
+    pub fn held(&self, extent: ExtentId) -> Option<LendNumber> {
+        self.extents.get(&extent).map(|held| held.lend)
+    }
+
     /// Extents held that are wholly free: those that can be dropped.
     pub fn idle_extents(&self) -> impl Iterator<Item = (ExtentId, LendNumber)> {
         self.extents.iter().filter(|(_, held)| held.is_all_free()).map(|(extent, held)| (*extent, held.lend))

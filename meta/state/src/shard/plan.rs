@@ -9,7 +9,7 @@ use super::{
 use crate::requests::RequestRefusal;
 use quarry_wire::{
     ids::{ExtentId, NamespaceId, NodeId},
-    units::{LogTime, Offset},
+    units::{LogTime, Offset, SlotCount},
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -47,12 +47,13 @@ struct Candidate {
 }
 
 impl Planner<'_> {
-    /// The command that grants what is asked, to be proposed by `meta`.
+    /// The command that grants what is asked, to be proposed by `meta`. If there is no room for so many slots on as many nodes as the namespace
+    /// has copies, fewer slots are tried (halved each time) before fewer copies.
     ///
     /// # Errors
     /// [`GrantRefusal`]: what apply would say, or [`GrantRefusal::NoSpace`]. Nothing was logged, so none of them is definite for a request
     /// that was proposed before.
-    pub fn grant(&mut self, meta: NodeId, asked: GrantRequest) -> Result<ShardCommand, GrantRefusal> {
+    pub fn grant(&mut self, meta: NodeId, mut asked: GrantRequest) -> Result<ShardCommand, GrantRefusal> {
         let shard = self.shard;
         // A repeated request is answered by apply with what is recorded, whatever is proposed now. One stamped after the last applied entry
         // is judged by apply too, at its own stamp.
@@ -65,13 +66,20 @@ impl Planner<'_> {
         let policy = shard.namespaces.get(&asked.namespace).map(|namespace| namespace.policy);
         let (least, copies) = policy.map_or((1, 1), |policy| (policy.least.max(1), policy.copies));
         shard.admit_request(&asked, usize::from(least))?;
-        let bytes = slab_bytes(&asked);
-        let mut candidates = self.candidates(bytes);
+        let asked_slots = asked.slots;
+        let mut candidates = self.fitting(&mut asked, copies);
+        if candidates.is_empty() {
+            asked.slots = asked_slots;
+            candidates = self.fitting(&mut asked, least);
+        }
         candidates.sort_by_key(|candidate| Reverse((candidate.score, candidate.place)));
         candidates.truncate(usize::from(copies));
+        let bytes = slab_bytes(&asked);
         let found = u8::try_from(candidates.len()).unwrap_or(u8::MAX);
         if found < least {
-            return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after() });
+            let one = u64::from(asked.slot_size.0);
+            let found = u8::try_from(self.candidates(one).len()).unwrap_or(u8::MAX);
+            return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
         }
         let planned = self.planned.get(&asked.namespace).copied().unwrap_or(0);
         shard.admit_quota(asked.namespace, bytes * u64::from(found), planned)?;
@@ -83,6 +91,20 @@ impl Planner<'_> {
         *self.planned.entry(asked.namespace).or_default() += bytes * u64::from(found);
         self.grants += 1;
         Ok(ShardCommand::Grant { meta, asked, holders })
+    }
+
+    /// Candidates on at least `nodes` nodes, for the most slots that fit there, which is what is then asked; none if not even one slot fits.
+    fn fitting(&self, asked: &mut GrantRequest, nodes: u8) -> Vec<Candidate> {
+        loop {
+            let candidates = self.candidates(slab_bytes(asked));
+            if candidates.len() >= usize::from(nodes) {
+                return candidates;
+            }
+            if asked.slots.0 <= 1 {
+                return Vec::new();
+            }
+            asked.slots = SlotCount(asked.slots.0 / 2);
+        }
     }
 
     /// One candidate per node with room, at its first place that fits.
@@ -111,11 +133,13 @@ impl Planner<'_> {
             && self.shard.regions.get(&extent.region).is_some_and(|region| region.up)
     }
 
-    /// When space may come back by itself: the next end of a rest on a usable node, else the next end of a grant with its rest.
-    fn retry_after(&self) -> Option<std::time::Duration> {
+    /// When space for a slot of `bytes` may come back by itself: the next end of a rest on a usable node, else the next end of a grant with
+    /// its rest. Never if no extent is so large.
+    fn retry_after(&self, bytes: u64) -> Option<std::time::Duration> {
         let shard = self.shard;
-        let usable = shard.extents.iter().filter(|(extent, _)| self.is_usable(**extent));
-        let rested = usable.flat_map(|(_, held)| held.resting.values().map(|rest| rest.until)).min();
+        let usable = || shard.extents.iter().filter(|(extent, held)| self.is_usable(**extent) && held.bytes >= bytes);
+        usable().next()?;
+        let rested = usable().flat_map(|(_, held)| held.resting.values().map(|rest| rest.until)).min();
         let live = shard.slabs.values().filter(|slab| slab.phase.is_live());
         let ended = live.map(|slab| slab.expires_at.after(shard.settings.quarantine)).min();
         rested.or(ended).map(|free_at| free_at.since(self.at))

@@ -12,7 +12,7 @@ use quarry_wire::{
     key::Key,
     merkle::{self, Hash},
     signed::Signed,
-    units::Offset,
+    units::{Offset, SlotSize},
     version::Version,
 };
 use std::ops::Bound;
@@ -51,6 +51,10 @@ pub struct ResolvedCopy {
     pub region: RegionId,
     /// The region's life.
     pub incarnation: Incarnation,
+    /// Where slot 0 of its slab begins in the region.
+    pub base: Offset,
+    /// Bytes per slot of its slab.
+    pub slot_size: SlotSize,
     /// Where the frame begins in the region.
     pub offset: Offset,
     /// The batch that proves it; read it with [`Shard::batch`].
@@ -125,6 +129,8 @@ impl Shard {
                     slot,
                     region: holder.region,
                     incarnation: holder.incarnation,
+                    base: holder.base,
+                    slot_size: grant.slot_size,
                     offset: grant.offset(holder, slot)?,
                     batch: *batch,
                     leaf: *leaf,

@@ -1,1 +1,10 @@
 //! The state machines as their callers see them: stories, and random histories checked after every command.
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests, but clippy knows only the marked functions")]
+
+mod bench;
+mod commits;
+mod directory;
+mod feed;
+mod grants;
+mod random_cluster;
+mod random_shard;

@@ -1,0 +1,305 @@
+//! Grants, seals, planning, the feed's effect on space.
+
+use crate::bench::{
+    Bench, EXTENTS, GEN, META, REGION_BYTES, SLOT, SPACE, TTL, attested, entry, extent, lend, lent, life, region,
+    writer,
+};
+use quarry_meta_state::{
+    Entry, EntryError, Shard, SnapshotError,
+    directory::Policy,
+    shard::{
+        CommitRefusal, Committed, DropRefusal, GrantPhase, GrantRefusal, Mode, Proposed, SealRefusal, ShardCommand,
+        ShardOutcome,
+    },
+};
+use quarry_wire::{
+    grant::Class,
+    ids::{GrantId, NamespaceId, NodeId, Ordinal},
+    limits::{COMMAND_BYTES_MAX, EXTENT_BYTES, GRANT_TTL_MAX, QUARANTINE, SLOTS_PER_SLAB_MAX},
+    units::{LogTime, Offset, SlotCount, SlotSize, millis},
+};
+use std::{collections::BTreeSet, time::Duration};
+
+const EXTENT: u64 = REGION_BYTES / EXTENTS as u64;
+
+fn place(node: u64, index: u32, base: u64) -> Proposed {
+    Proposed { extent: extent(node, index), base: Offset(base) }
+}
+
+#[test]
+fn what_a_leader_proposes_wrongly_is_refused_with_its_reason() {
+    let mut bench = Bench::with(2, Policy { least: 1, ..Policy::new(Class::Cache, 2) }, 1);
+    let mut ask = |bench: &mut Bench, holders: Vec<Proposed>| {
+        let asked = bench.asked(4);
+        bench.try_grant(ShardCommand::Grant { meta: META, asked, holders })
+    };
+    let bytes = 4 * u64::from(SLOT);
+    assert_eq!(ask(&mut bench, vec![]), Err(GrantRefusal::Holders { least: 1, most: 2, found: 0 }));
+    let three = vec![place(1, 0, 0); 3];
+    assert_eq!(ask(&mut bench, three), Err(GrantRefusal::Holders { least: 1, most: 2, found: 3 }));
+    let same = vec![place(1, 0, 0), place(1, 1, EXTENT)];
+    assert_eq!(ask(&mut bench, same), Err(GrantRefusal::SameNode { node: NodeId(1) }));
+    let unknown = place(9, 0, 0);
+    assert_eq!(ask(&mut bench, vec![unknown]), Err(GrantRefusal::NotLent { extent: unknown.extent }));
+    for base in [EXTENT - 64, EXTENT, 32, u64::MAX - 63] {
+        let outside = GrantRefusal::OutsideExtent { extent: extent(1, 0), base: Offset(base), bytes };
+        assert_eq!(ask(&mut bench, vec![place(1, 0, base)]), Err(outside));
+    }
+    ask(&mut bench, vec![place(1, 0, 0)]).unwrap();
+    let taken = GrantRefusal::NotFree { extent: extent(1, 0), base: Offset(bytes - 64) };
+    assert_eq!(ask(&mut bench, vec![place(1, 0, bytes - 64)]), Err(taken));
+    ask(&mut bench, vec![place(1, 0, bytes)]).unwrap();
+    bench.tell(vec![life(2, 2, false)]);
+    assert_eq!(ask(&mut bench, vec![place(2, 0, 0)]), Err(GrantRefusal::RegionDown { region: region(2) }));
+    bench.drain();
+}
+
+#[test]
+fn what_no_grant_can_be_is_refused() {
+    let mut bench = Bench::new(1);
+    let mut ask = |change: &dyn Fn(&mut quarry_meta_state::shard::GrantRequest)| {
+        let mut asked = bench.asked(4);
+        change(&mut asked);
+        let planned = bench.shard.planner(LogTime(bench.at), &BTreeSet::new()).grant(META, asked.clone());
+        let applied = bench.try_grant(ShardCommand::Grant { meta: META, asked, holders: vec![place(1, 0, 0)] });
+        assert_eq!(planned.unwrap_err(), applied.unwrap_err(), "planner and apply agree");
+        let mut asked = bench.asked(4);
+        change(&mut asked);
+        bench.try_grant(ShardCommand::Grant { meta: META, asked, holders: vec![place(1, 0, 0)] }).unwrap_err()
+    };
+    for size in [0, 64, SLOT + 1, 1 << 30] {
+        let refused = GrantRefusal::SlotSize { least: 128, most: EXTENT_BYTES, found: SlotSize(size) };
+        assert_eq!(ask(&|asked| asked.slot_size = SlotSize(size)), refused);
+    }
+    for slots in [0, SLOTS_PER_SLAB_MAX + 1] {
+        let refused = GrantRefusal::Slots { most: SLOTS_PER_SLAB_MAX, found: SlotCount(slots) };
+        assert_eq!(ask(&|asked| asked.slots = SlotCount(slots)), refused);
+    }
+    for found in [Duration::ZERO, GRANT_TTL_MAX + Duration::from_millis(1), Duration::from_micros(1_500)] {
+        assert_eq!(ask(&|asked| asked.ttl = found), GrantRefusal::Ttl { most: GRANT_TTL_MAX, found });
+    }
+    let refused = ask(&|asked| asked.namespace = NamespaceId(9));
+    assert!(matches!(refused, GrantRefusal::UnknownNamespace { namespace: NamespaceId(9), .. }));
+}
+
+#[test]
+fn a_repeated_grant_request_gets_the_same_grant() {
+    let mut bench = Bench::new(2);
+    let asked = bench.asked(4);
+    let avoid = BTreeSet::new();
+    let first = bench.shard.planner(LogTime(bench.at), &avoid).grant(META, asked.clone()).unwrap();
+    let grant = bench.try_grant(first.clone()).unwrap();
+    assert_eq!(bench.try_grant(first), Ok(grant.clone()));
+    // Another leader plans the same request anew.
+    let again = bench.shard.planner(LogTime(bench.at), &avoid).grant(NodeId(101), asked).unwrap();
+    assert_eq!(bench.try_grant(again), Ok(grant.clone()));
+    assert_eq!(bench.shard.space().total.granted_slots, 8);
+    assert_eq!(bench.shard.grants_of(writer(1)).map(|view| view.grant.id).collect::<Vec<_>>(), [grant.id]);
+}
+
+#[test]
+fn the_tail_of_a_sealed_grant_is_free_once_all_below_the_mark_is_committed() {
+    let mut bench = Bench::new(1);
+    let all = bench.free_bytes();
+    let grant = bench.grant(4);
+    bench.seal(&grant, 2);
+    assert_eq!(bench.shard.space().total.granted_slots, 4, "the writer may still write below the mark");
+    assert_eq!(bench.commit(&grant, entry(0, "a", 5, Mode::Create)), Ok(Committed::Applied));
+    assert_eq!(bench.commit(&grant, entry(1, "b", 5, Mode::Create)), Ok(Committed::Applied));
+    assert_eq!(bench.free_bytes(), all - 2 * u64::from(SLOT));
+    assert_eq!(bench.shard.grant(grant.id).unwrap().phase, GrantPhase::Closed);
+    assert_eq!(bench.shard.grants_of(writer(1)).count(), 0);
+    // Sealing again says what the first seal said.
+    let again = bench.apply(ShardCommand::Seal { grant: grant.id, fill: SlotCount(4) });
+    assert_eq!(again, ShardOutcome::Seal(Ok(SlotCount(2))));
+    bench.drain();
+}
+
+#[test]
+fn a_publish_beyond_the_fill_mark_is_sealed() {
+    let mut bench = Bench::new(1);
+    let grant = bench.grant(4);
+    bench.seal(&grant, 2);
+    let sealed = Err(CommitRefusal::Sealed { fill: SlotCount(2) });
+    assert_eq!(bench.commit(&grant, entry(2, "a", 5, Mode::Create)), sealed);
+    bench.wait(TTL);
+    assert_eq!(bench.commit(&grant, entry(2, "a", 5, Mode::Create)), sealed, "the first outcome stays");
+    bench.drain();
+}
+
+#[test]
+fn a_seal_that_cannot_be_is_refused() {
+    let mut bench = Bench::new(1);
+    let grant = bench.grant(4);
+    let beyond = SealRefusal::BeyondSlab { slots: SlotCount(4), found: SlotCount(5) };
+    let seal = |grant, fill| ShardCommand::Seal { grant, fill: SlotCount(fill) };
+    assert_eq!(bench.apply(seal(grant.id, 5)), ShardOutcome::Seal(Err(beyond)));
+    let stranger = GrantId { sequence: Ordinal { generation: GEN, number: 9 }, ..grant.id };
+    let unknown = SealRefusal::UnknownGrant { grant: stranger };
+    assert_eq!(bench.apply(seal(stranger, 0)), ShardOutcome::Seal(Err(unknown)));
+}
+
+#[test]
+fn uncommitted_slots_rest_after_the_grant_expired() {
+    let mut bench = Bench::new(1);
+    let all = bench.free_bytes();
+    bench.grant(4);
+    bench.wait(TTL);
+    assert_eq!(bench.shard.space().total.resting_bytes, 4 * u64::from(SLOT));
+    bench.wait(millis(QUARANTINE) - 1);
+    assert_ne!(bench.free_bytes(), all);
+    bench.wait(1);
+    assert_eq!(bench.free_bytes(), all);
+}
+
+#[test]
+fn a_refused_slot_rests_and_is_never_granted_while_its_grant_is_open() {
+    let mut bench = Bench::new(1);
+    let grant = bench.grant(2);
+    let refused = Err(CommitRefusal::NotEnoughHolders { needed: 1, attested: 0 });
+    assert_eq!(bench.publish_with(&grant, vec![entry(0, "a", 5, Mode::Create)], vec![]), [refused]);
+    let space = bench.shard.space().total;
+    assert_eq!((space.granted_slots, space.resting_bytes), (1, u64::from(SLOT)));
+    bench.wait(TTL - 1);
+    assert_eq!(bench.shard.space().total.resting_bytes, u64::from(SLOT), "the healthy writer keeps its lane");
+    bench.drain();
+}
+
+#[test]
+fn grants_planned_for_one_entry_do_not_overlap() {
+    let mut bench = Bench::new(2);
+    let asked: Vec<_> = (0..8).map(|_| bench.asked(8)).collect();
+    let avoid = BTreeSet::new();
+    let mut planner = bench.shard.planner(LogTime(bench.at), &avoid);
+    let commands: Vec<_> = asked.into_iter().map(|asked| planner.grant(META, asked).unwrap()).collect();
+    for command in commands {
+        assert_eq!(bench.try_grant(command).unwrap().holders.len(), 2);
+    }
+}
+
+#[test]
+fn nodes_to_avoid_hold_nothing_and_too_few_nodes_are_no_space() {
+    let mut bench = Bench::with(3, Policy::new(Class::Cache, 2), 1);
+    let avoid = BTreeSet::from([NodeId(2)]);
+    for _ in 0..8 {
+        let asked = bench.asked(1);
+        let command = bench.shard.planner(LogTime(bench.at), &avoid).grant(META, asked).unwrap();
+        let grant = bench.try_grant(command).unwrap();
+        assert_eq!(grant.holder(NodeId(2)), None);
+    }
+    let avoid = BTreeSet::from([NodeId(2), NodeId(1)]);
+    let asked = bench.asked(1);
+    let refused = bench.shard.planner(LogTime(bench.at), &avoid).grant(META, asked).unwrap_err();
+    assert!(matches!(refused, GrantRefusal::NoSpace { needed: 2, found: 1, .. }), "{refused}");
+}
+
+#[test]
+fn a_full_shard_gives_fewer_slots_then_says_when_space_comes_back() {
+    let mut bench = Bench::new(1);
+    let per_extent = u32::try_from(EXTENT / u64::from(SLOT)).unwrap();
+    assert_eq!(bench.grant(4 * per_extent).slots, SlotCount(per_extent), "a slab lies in one extent");
+    for _ in 1..EXTENTS {
+        bench.grant(per_extent);
+    }
+    let refused = bench.plan(1).unwrap_err();
+    let retry_after = Some(Duration::from_millis(TTL) + QUARANTINE);
+    assert_eq!(refused, GrantRefusal::NoSpace { needed: 1, found: 0, retry_after });
+    bench.wait(TTL);
+    let refused = bench.plan(1).unwrap_err();
+    assert_eq!(refused, GrantRefusal::NoSpace { needed: 1, found: 0, retry_after: Some(QUARANTINE) });
+    bench.wait(millis(QUARANTINE));
+    bench.grant(1);
+    // No extent is ever large enough for this.
+    let mut asked = bench.asked(1);
+    asked.slot_size = SlotSize(1 << 20);
+    let refused = bench.shard.planner(LogTime(bench.at), &BTreeSet::new()).grant(META, asked).unwrap_err();
+    assert_eq!(refused, GrantRefusal::NoSpace { needed: 1, found: 0, retry_after: None });
+}
+
+#[test]
+fn a_namespace_stays_within_its_quota_whatever_the_leader_proposes() {
+    let quota = 8 * u64::from(SLOT);
+    let policy = Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 2) };
+    let mut bench = Bench::with(2, policy, 1);
+    let grant = bench.grant(3);
+    let (used, asked) = (6 * u64::from(SLOT), 4 * u64::from(SLOT));
+    assert_eq!(bench.plan(2), Err(GrantRefusal::Quota { limit: quota, used, asked }));
+    bench.grant(1);
+    bench.seal(&grant, 0);
+    bench.grant(3);
+    let asked = bench.asked(1);
+    let holders = vec![place(1, 9, 9 * EXTENT), place(2, 9, 9 * EXTENT)];
+    let refused = bench.try_grant(ShardCommand::Grant { meta: META, asked, holders }).unwrap_err();
+    assert_eq!(refused, GrantRefusal::Quota { limit: quota, used: quota, asked: 2 * u64::from(SLOT) });
+}
+
+#[test]
+fn an_extent_is_dropped_only_when_all_of_it_is_free_and_rested() {
+    let mut bench = Bench::new(1);
+    let grant = bench.grant(1);
+    let used = quarry_wire::ids::ExtentId { region: region(1), index: grant.holders[0].extent };
+    let drop = |extent, number| ShardCommand::DropExtent { extent, lend: lend(number) };
+    let in_use = DropRefusal::InUse { extent: used, free: EXTENT - u64::from(SLOT), bytes: EXTENT };
+    assert_eq!(bench.apply(drop(used, 1)), ShardOutcome::DropExtent(Err(in_use)));
+    bench.wait(TTL);
+    assert_eq!(bench.apply(drop(used, 1)), ShardOutcome::DropExtent(Err(in_use)));
+    bench.wait(millis(QUARANTINE));
+    let not_held = DropRefusal::NotHeld { extent: used, held: Some(lend(1)), found: lend(2) };
+    assert_eq!(bench.apply(drop(used, 2)), ShardOutcome::DropExtent(Err(not_held)));
+    assert_eq!(bench.apply(drop(used, 1)), ShardOutcome::DropExtent(Ok(())));
+    assert_eq!(bench.apply(drop(used, 1)), ShardOutcome::DropExtent(Ok(())), "again");
+    assert_eq!(bench.shard.returned().collect::<Vec<_>>(), [(used, lend(1))]);
+    // The old lending told again does not bring it back; the next one does.
+    bench.tell(vec![lent(1, used.index.0, 1, 1)]);
+    assert_eq!(bench.shard.space().total.extents, u64::from(EXTENTS) - 1);
+    bench.tell(vec![lent(1, used.index.0, 1, 2)]);
+    assert_eq!(bench.shard.space().total.extents, u64::from(EXTENTS));
+    assert_eq!(bench.shard.returned().count(), 0);
+    bench.drain();
+}
+
+#[test]
+fn a_stamp_that_goes_back_counts_as_the_last_one() {
+    let mut bench = Bench::new(1);
+    bench.wait(500);
+    let now = bench.shard.log_time();
+    bench.at -= 300;
+    bench.tick(None);
+    assert_eq!(bench.shard.log_time(), now);
+}
+
+#[test]
+fn an_entry_round_trips_and_refuses_what_it_cannot_be() {
+    let mut bench = Bench::new(1);
+    let entry = Entry { at: LogTime(7), commands: vec![bench.plan(4).unwrap(), ShardCommand::Tick { horizon: None }] };
+    let bytes = entry.encode().unwrap();
+    assert_eq!(Entry::decode(&bytes), Ok(entry));
+    let decode = Entry::<ShardCommand>::decode;
+    assert_eq!(decode(&[]), Err(EntryError::Empty));
+    assert_eq!(decode(&[9]), Err(EntryError::Format { expected: 1, found: 9 }));
+    assert!(matches!(decode(&bytes[..bytes.len() - 1]), Err(EntryError::Body { .. })));
+    assert!(matches!(decode(&[&bytes[..], &[0]].concat()), Err(EntryError::Body { .. })));
+    let publish = quarry_meta_state::shard::Publish {
+        grant: GrantId::default(),
+        entries: (0..1_000).map(|slot| crate::bench::entry(slot, &"k".repeat(100), 1, Mode::Create)).collect(),
+        attested: vec![attested(1)],
+    };
+    let large = Entry { at: LogTime(7), commands: vec![ShardCommand::Publish(publish)] };
+    assert!(matches!(large.encode(), Err(EntryError::TooLarge { limit: COMMAND_BYTES_MAX, .. })));
+}
+
+#[test]
+fn a_snapshot_says_what_it_is_and_is_refused_when_it_is_something_else() {
+    let bench = Bench::new(1);
+    let bytes = bench.shard.encode();
+    let again = Shard::decode(&bytes).unwrap();
+    assert_eq!((again.hash(), &again), (bench.shard.hash(), &bench.shard));
+    assert_eq!(Shard::decode(b"QRY"), Err(SnapshotError::NoSnapshot));
+    assert_eq!(Shard::decode(&[b"XXXX", &bytes[4..]].concat()), Err(SnapshotError::NoSnapshot));
+    let newer = [&bytes[..4], &[2, 0], &bytes[6..]].concat();
+    assert_eq!(Shard::decode(&newer), Err(SnapshotError::Version { expected: 1, found: 2 }));
+    let directory = quarry_meta_state::Directory::new().encode();
+    assert_eq!(Shard::decode(&directory), Err(SnapshotError::Machine { expected: 1, found: 0 }));
+    assert!(matches!(Shard::decode(&bytes[..bytes.len() - 1]), Err(SnapshotError::Body { .. })));
+    assert_eq!(bench.shard.namespace(SPACE).unwrap().name, "blocks");
+}
