@@ -12,11 +12,7 @@ use crate::{
     node::Node,
 };
 use bytes::Bytes;
-use futures::{
-    StreamExt as _,
-    future::join_all,
-    stream,
-};
+use futures::{StreamExt as _, future::join_all, stream};
 use quarry_proto::{
     convert,
     refusal::Refusal,
@@ -145,7 +141,10 @@ fn settle(mut fates: Fates) -> Result<Vec<v1::CommitOutcome>, Refusal> {
     fates.sort_by_key(|(place, _)| *place);
     // Something may have taken effect: the caller must come again with the same commit.
     let unsure = |refusal: &Refusal| {
-        matches!(refusal, Refusal::Indeterminate(_) | Refusal::NotReady(_) | Refusal::NotLeader(_) | Refusal::TooManyRequests(_))
+        matches!(
+            refusal,
+            Refusal::Indeterminate(_) | Refusal::NotReady(_) | Refusal::NotLeader(_) | Refusal::TooManyRequests(_)
+        )
     };
     let open = fates.iter().filter_map(|(_, fate)| fate.as_ref().err()).find(|refusal| unsure(refusal));
     if let Some(refusal) = open {
@@ -417,7 +416,10 @@ mod tests {
         let ahead = || Err(Refusal::VersionAhead(v1::VersionAhead::default()));
         assert!(matches!(settle(vec![(0, ahead()), (1, ahead())]), Err(Refusal::VersionAhead(_))));
         let outcomes = settle(vec![(1, ahead()), (0, committed())]).unwrap();
-        assert_eq!(outcomes.iter().map(v1::CommitOutcome::code).collect::<Vec<_>>(), [Code::Committed, Code::Malformed]);
+        assert_eq!(
+            outcomes.iter().map(v1::CommitOutcome::code).collect::<Vec<_>>(),
+            [Code::Committed, Code::Malformed]
+        );
         let unknown = Err(Refusal::UnknownGrant(v1::UnknownGrant::default()));
         let outcomes = settle(vec![(0, committed()), (1, unknown)]).unwrap();
         assert_eq!(outcomes[1].code(), Code::UnknownGrant);

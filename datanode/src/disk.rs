@@ -63,9 +63,8 @@ fn encode(cluster: ClusterUuid, node: NodeId) -> Vec<u8> {
 
 fn decode(path: &Path, bytes: &[u8]) -> Result<(ClusterUuid, NodeId), DataNodeError> {
     let damaged = |expected: String, found: String| DataNodeError::Damaged { path: path.to_owned(), expected, found };
-    let whole: &[u8; NODE_BYTES] = bytes
-        .try_into()
-        .map_err(|_| damaged(format!("{NODE_BYTES} bytes"), format!("{} bytes", bytes.len())))?;
+    let whole: &[u8; NODE_BYTES] =
+        bytes.try_into().map_err(|_| damaged(format!("{NODE_BYTES} bytes"), format!("{} bytes", bytes.len())))?;
     let (body, crc) = whole.split_at(NODE_BYTES - 4);
     if crc != crc32c::crc32c(body).to_le_bytes() {
         return Err(damaged("a matching CRC-32C".to_owned(), "another".to_owned()));

@@ -43,7 +43,7 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
         seen: seen.map(Into::into),
     };
     let deadline = Instant::now() + node.heartbeat.max(REPLY_MAX);
-    let call = async { Ok::<_, Status>(node.metas.registry(address)?.heartbeat(with_timeout(request, deadline)).await?) };
+    let call = async { node.metas.registry(address)?.heartbeat(with_timeout(request, deadline)).await };
     let reply = timeout_at(deadline, call).await.map_err(|_| Status::deadline_exceeded("no reply in time"))??;
     let reply = reply.into_inner();
     node.metas.heard(&reply.groups);
@@ -52,11 +52,8 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
         return Err(Status::failed_precondition(format!("it is in generation {}, which is over", reply.generation)));
     }
     let feed = reply.changes.as_ref().and_then(|changes| changes.at).map(FeedNumber::from);
-    let over: Vec<(RegionId, Incarnation)> = reply
-        .void
-        .into_iter()
-        .filter_map(|life| Some((life.region?.into(), life.incarnation?.into())))
-        .collect();
+    let over: Vec<(RegionId, Incarnation)> =
+        reply.void.into_iter().filter_map(|life| Some((life.region?.into(), life.incarnation?.into()))).collect();
     node.void_all(&over, feed);
     if let Some(changes) = reply.changes {
         node.membership.apply(changes);

@@ -87,11 +87,7 @@ impl Lanes {
 }
 
 fn describe(endpoint: &Endpoint, registration: &Registration) -> WriteRegion {
-    WriteRegion {
-        address: endpoint.address().as_bytes().to_vec(),
-        key: registration.key(),
-        base: registration.base(),
-    }
+    WriteRegion { address: endpoint.address().as_bytes().to_vec(), key: registration.key(), base: registration.base() }
 }
 
 /// Registers under a random key, for peers.

@@ -149,7 +149,8 @@ impl Metas {
             let mut wait = Duration::ZERO;
             match Refusal::from_status(&status) {
                 Some(Refusal::NotLeader(hint)) => {
-                    let to = (hint.leader != 0 && !hint.address.is_empty() && hint.address != address).then_some(hint.address);
+                    let to = (hint.leader != 0 && !hint.address.is_empty() && hint.address != address)
+                        .then_some(hint.address);
                     // A hint that leads in a circle costs a pause like a full round without a leader.
                     let circle = to.is_some() && hinted.is_some();
                     self.point(group, &address, to);

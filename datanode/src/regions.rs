@@ -84,7 +84,9 @@ async fn open(node: &Arc<Node>, region: &RegionSeat, boot: [u8; 16]) -> Result<S
     let reply = call.await.map_err(|error| error.to_string())?;
     let cluster = node.membership.cluster();
     if reply.cluster != cluster.0.as_slice() {
-        return Err(format!("the directory is of another cluster than {cluster}: check the addresses of the meta nodes"));
+        return Err(format!(
+            "the directory is of another cluster than {cluster}: check the addresses of the meta nodes"
+        ));
     }
     if !node.see_generation(Generation(reply.generation)) {
         return Err("a meta node answered for a generation that is over".to_owned());

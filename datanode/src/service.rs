@@ -130,7 +130,8 @@ impl DataNode for Service {
         let grant = convert::grant_id(request.grant)?;
         let writer = convert::writer_id(&request.writer)?;
         commit::check_count(request.entries.len())?;
-        let verdict = confirm::confirm(&self.node, grant, writer, &request.entries).map_err(|why| confirm_refusal(&why))?;
+        let verdict =
+            confirm::confirm(&self.node, grant, writer, &request.entries).map_err(|why| confirm_refusal(&why))?;
         let refused = verdict.refused.into_keys().filter_map(|entry| u32::try_from(entry).ok()).collect();
         Ok(Response::new(v1::ConfirmReply { attested: verdict.attested, refused }))
     }

@@ -22,9 +22,7 @@ pub use refusal::{ArmRefusal, ConfirmRefusal};
 
 use quarry_wire::{
     grant::{Grant, GrantHolder},
-    ids::{
-        ExtentIndex, GrantId, Incarnation, LendNumber, NodeId, RegionId, RegionIndex, SlotIndex, Token, WriterId,
-    },
+    ids::{ExtentIndex, GrantId, Incarnation, LendNumber, NodeId, RegionId, RegionIndex, SlotIndex, Token, WriterId},
     limits::{GRANT_TTL_MAX, LANE_LIFE_MAX, LANE_OPEN_TO_NEW, OUTCOME_KEPT, extent_bytes},
     units::Offset,
 };
@@ -294,13 +292,18 @@ impl Claims {
         for id in self.ids(over) {
             self.close_claim(at, id, &mut closing);
         }
-        let old: Vec<LaneId> =
-            self.lanes.iter().filter(|(_, lane)| at.since(lane.opened_at) >= LANE_LIFE_MAX).map(|(id, _)| *id).collect();
+        let old: Vec<LaneId> = self
+            .lanes
+            .iter()
+            .filter(|(_, lane)| at.since(lane.opened_at) >= LANE_LIFE_MAX)
+            .map(|(id, _)| *id)
+            .collect();
         for lane in old {
             self.kill_lane(at, lane, &mut closing);
         }
         let past = |claim: &Claim| {
-            claim.lane.is_none() && matches!(claim.state, State::Closed { at: closed, .. } if at.since(closed) >= CLOSED_KEPT)
+            claim.lane.is_none()
+                && matches!(claim.state, State::Closed { at: closed, .. } if at.since(closed) >= CLOSED_KEPT)
         };
         for id in self.ids(past) {
             let token = self.claim(id).expect("just listed").token;
@@ -338,8 +341,7 @@ impl Claims {
         let claim = self.owned(grant, writer)?;
         let extent = self.extent(self.places[&grant]).expect("places name known claims");
         let higher = |other: &&Claim| other.token > claim.token && overlap(&other.span, &claim.span);
-        let superseded =
-            extent.claims.values().filter(higher).map(|other| (other.span.clone(), other.token)).collect();
+        let superseded = extent.claims.values().filter(higher).map(|other| (other.span.clone(), other.token)).collect();
         Ok(Confirmable { grant: Arc::clone(&claim.grant), holder: claim.holder, superseded })
     }
 
@@ -400,11 +402,8 @@ impl Claims {
         // Share: by hash among those that take new slabs, else among those that outlive this grant.
         let new: Vec<LaneId> = stay().filter(|(_, lane)| takes_new(lane)).map(|(id, _)| *id).collect();
         let outlives = |lane: &Lane| at.after(ttl) < lane.opened_at.after(LANE_LIFE_MAX);
-        let candidates = if new.is_empty() {
-            stay().filter(|(_, lane)| outlives(lane)).map(|(id, _)| *id).collect()
-        } else {
-            new
-        };
+        let candidates =
+            if new.is_empty() { stay().filter(|(_, lane)| outlives(lane)).map(|(id, _)| *id).collect() } else { new };
         if candidates.is_empty() {
             return Err(ArmRefusal::NoLane { limit: self.lanes_max });
         }
