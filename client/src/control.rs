@@ -1,0 +1,378 @@
+//! Calls to meta and data nodes.
+//!
+//! Decides whom to ask: the leader last heard of, then the meta nodes in turn. Leaves to `retry.rs` whether to ask again, and to `view.rs`
+//! what to believe. Every call has a deadline, which travels with it; only idempotent requests go through [`Control::ask`].
+
+use crate::{
+    cluster::Cluster,
+    error::CallError,
+    host::Entropy,
+    retry::{self, CallStep, Fault},
+    stats::Counters,
+    view::View,
+};
+use parking_lot::{Mutex, RwLock};
+use quarry_proto::{
+    protocol::Announce,
+    refusal::Refusal,
+    v1::{self, control_client::ControlClient, data_node_client::DataNodeClient},
+};
+use quarry_wire::{ids::NodeId, keyring::Keyring, limits::MESSAGE_BYTES_MAX};
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::{
+    Request, Response, Status,
+    service::interceptor::InterceptedService,
+    transport::{Channel, Endpoint},
+};
+
+/// The directory's Raft group.
+pub(crate) const DIRECTORY: u32 = 0;
+
+/// A meta node.
+pub(crate) type Meta = ControlClient<InterceptedService<Channel, Announce>>;
+/// A data node.
+pub(crate) type Node = DataNodeClient<InterceptedService<Channel, Announce>>;
+
+/// The way to the servers, and what they told.
+#[derive(Debug)]
+pub(crate) struct Control {
+    cluster: Cluster,
+    /// Longest time for one attempt of a call.
+    attempt: Duration,
+    entropy: Arc<dyn Entropy>,
+    counters: Arc<Counters>,
+    channels: Mutex<HashMap<String, Channel>>,
+    /// Address of the leader last heard of, per group.
+    leaders: Mutex<HashMap<u32, String>>,
+    /// Latest log time that a group's replies carried, in milliseconds.
+    applied_ms: Mutex<HashMap<u32, u64>>,
+    view: RwLock<View>,
+    next_meta: AtomicUsize,
+}
+
+impl Control {
+    pub(crate) fn new(
+        cluster: Cluster,
+        attempt: Duration,
+        entropy: Arc<dyn Entropy>,
+        counters: Arc<Counters>,
+    ) -> Result<Self, CallError> {
+        let keyring = Keyring::new(cluster.uuid, cluster.root)
+            .map_err(|error| CallError::Untrusted { why: error.to_string() })?;
+        // Clients do not all begin with the same node.
+        let next_meta = AtomicUsize::new(usize::try_from(entropy.bits() % 1024).expect("below 1024"));
+        Ok(Self {
+            cluster,
+            attempt,
+            entropy,
+            counters,
+            channels: Mutex::default(),
+            leaders: Mutex::default(),
+            applied_ms: Mutex::default(),
+            view: RwLock::new(View::new(keyring)),
+            next_meta,
+        })
+    }
+
+    /// What is believed now. Never held across an await.
+    pub(crate) fn view(&self) -> &RwLock<View> {
+        &self.view
+    }
+
+    /// Asks the leader of `group`, as often as it makes sense until `deadline`.
+    pub(crate) async fn ask<Q, R, F>(
+        &self,
+        group: u32,
+        method: &'static str,
+        request: &Q,
+        deadline: Instant,
+        send: impl Fn(Meta, Request<Q>) -> F,
+    ) -> Result<R, CallError>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        self.ask_noting(group, method, request, deadline, send, &AtomicBool::new(false)).await
+    }
+
+    /// As [`Control::ask`]; sets `unsure` once an attempt ended without saying whether it took effect.
+    async fn ask_noting<Q, R, F>(
+        &self,
+        group: u32,
+        method: &'static str,
+        request: &Q,
+        deadline: Instant,
+        send: impl Fn(Meta, Request<Q>) -> F,
+        unsure: &AtomicBool,
+    ) -> Result<R, CallError>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let began = Instant::now();
+        let mut hint = self.leaders.lock().get(&group).cloned();
+        let mut attempt = 0;
+        loop {
+            let address = hint.unwrap_or_else(|| self.any_meta());
+            let fault = match self.try_meta(&address, method, request.clone(), deadline, &send).await {
+                Ok(reply) => {
+                    self.leaders.lock().insert(group, address);
+                    return Ok(reply);
+                }
+                Err(fault) => fault,
+            };
+            if fault.leaves_unsure() {
+                unsure.store(true, Ordering::Relaxed);
+            }
+            let CallStep::Again { leader, after } = retry::after_call(&fault, attempt, began.elapsed()) else {
+                return Err(fault.into_error(&format!("the leader of group {group}")));
+            };
+            self.leaders.lock().remove(&group);
+            if Instant::now() + after >= deadline {
+                return Err(gave_up(fault, &format!("the leader of group {group}")));
+            }
+            hint = leader;
+            self.pause(after).await;
+            attempt += 1;
+        }
+    }
+
+    /// One attempt at one meta node.
+    async fn try_meta<Q, R, F>(
+        &self,
+        address: &str,
+        method: &'static str,
+        message: Q,
+        deadline: Instant,
+        send: &impl Fn(Meta, Request<Q>) -> F,
+    ) -> Result<R, Fault>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let client = ControlClient::with_interceptor(self.channel(address)?, Announce)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let until = deadline.min(Instant::now() + self.attempt);
+        self.once(method, message, until, |request| send(client.clone(), request)).await
+    }
+
+    /// One attempt at one data node, until `deadline`.
+    pub(crate) async fn try_node<Q, R, F>(
+        &self,
+        node: NodeId,
+        method: &'static str,
+        message: Q,
+        deadline: Instant,
+        send: impl Fn(Node, Request<Q>) -> F,
+    ) -> Result<R, Fault>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let known = self.view.read().node(node).map(str::to_owned);
+        let address = match known {
+            Some(address) => address,
+            None => {
+                let described = self.describe(deadline).await;
+                let found = self.view.read().node(node).map(str::to_owned);
+                found.ok_or_else(|| {
+                    let why = described.err().map_or_else(String::new, |error| format!(" ({error})"));
+                    Fault::Transport(format!("the address of {node} is not known{why}"))
+                })?
+            }
+        };
+        let client = DataNodeClient::with_interceptor(self.channel(&address)?, Announce)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        self.once(method, message, deadline, |request| send(client.clone(), request)).await
+    }
+
+    async fn once<Q, R, F>(
+        &self,
+        method: &'static str,
+        message: Q,
+        until: Instant,
+        send: impl Fn(Request<Q>) -> F,
+    ) -> Result<R, Fault>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let mut request = Request::new(message);
+        request.set_timeout(until.saturating_duration_since(Instant::now()));
+        self.counters.called(method);
+        match timeout_at(until, send(request)).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(Fault::of(&status)),
+            Err(_) => Err(Fault::TimedOut),
+        }
+    }
+
+    /// Learns what changed in the directory, from its leader if one is known, else from any meta node.
+    pub(crate) async fn describe(&self, deadline: Instant) -> Result<(), CallError> {
+        let mut hint = self.leaders.lock().get(&DIRECTORY).cloned();
+        let mut attempt = 0;
+        loop {
+            let address = hint.take().unwrap_or_else(|| self.any_meta());
+            let request = v1::DescribeRequest { seen: self.view.read().seen() };
+            let send = |mut meta: Meta, request| async move { meta.describe(request).await };
+            let error = match self.try_meta(&address, "Describe", request, deadline, &send).await {
+                Ok(reply) => match self.described(reply) {
+                    Ok(()) => return Ok(()),
+                    // A node that was not bootstrapped yet, or lags a generation behind: another may know more.
+                    Err(error) => error,
+                },
+                Err(fault @ Fault::Refused(_))
+                    if retry::after_call(&fault, attempt, Duration::MAX) == CallStep::GiveUp =>
+                {
+                    return Err(fault.into_error("a meta node"));
+                }
+                Err(fault) => fault.into_error("any meta node"),
+            };
+            let after = retry::pause(attempt);
+            if Instant::now() + after >= deadline {
+                return Err(error);
+            }
+            self.pause(after).await;
+            attempt += 1;
+        }
+    }
+
+    fn described(&self, mut reply: v1::DescribeReply) -> Result<(), CallError> {
+        let groups = std::mem::take(&mut reply.groups);
+        self.view.write().described(reply)?;
+        for group in groups {
+            self.applied(group.group, group.applied_ms);
+            if group.leader != 0 && !group.address.is_empty() {
+                self.leaders.lock().insert(group.group, group.address);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `check` on the view; if it fails for what we may merely not know yet, once more after the cluster was described anew.
+    pub(crate) async fn believing<T>(
+        &self,
+        deadline: Instant,
+        mut check: impl FnMut(&mut View) -> Result<T, crate::view::Doubt>,
+    ) -> Result<T, CallError> {
+        let first = check(&mut self.view.write());
+        let doubt = match first {
+            Ok(found) => return Ok(found),
+            Err(doubt) => doubt,
+        };
+        if doubt.may_be_ours() {
+            self.view.write().forget_seen();
+            self.describe(deadline).await?;
+            if let Ok(found) = check(&mut self.view.write()) {
+                return Ok(found);
+            }
+        }
+        Err(CallError::Untrusted { why: doubt.to_string() })
+    }
+
+    /// Takes note of what replies carry besides their answer.
+    pub(crate) fn heard(&self, group: u32, applied_ms: u64, changes: Option<v1::Changes>) {
+        self.applied(group, applied_ms);
+        if let Some(changes) = changes {
+            self.view.write().changed(changes);
+        }
+    }
+
+    fn applied(&self, group: u32, applied_ms: u64) {
+        let mut all = self.applied_ms.lock();
+        let latest = all.entry(group).or_default();
+        *latest = applied_ms.max(*latest);
+    }
+
+    /// Names a new command of `group`.
+    pub(crate) fn request_id(&self, group: u32) -> v1::RequestId {
+        let applied_ms = self.applied_ms.lock().get(&group).copied().unwrap_or(0);
+        v1::RequestId { applied_ms, random: self.entropy.bits() }
+    }
+
+    /// Asks the leader of `group` to execute a command that carries a request id. A first attempt that comes too late for its id is named
+    /// anew, since it was never executed; after that its fate is unknown.
+    pub(crate) async fn command<Q, R, F>(
+        &self,
+        group: u32,
+        method: &'static str,
+        make: impl Fn(v1::RequestId) -> Q,
+        deadline: Instant,
+        send: impl Fn(Meta, Request<Q>) -> F,
+    ) -> Result<R, CallError>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let mut named_anew = false;
+        loop {
+            let request = make(self.request_id(group));
+            let unsure = AtomicBool::new(false);
+            let error = match self.ask_noting(group, method, &request, deadline, &send, &unsure).await {
+                Ok(reply) => return Ok(reply),
+                Err(error) => error,
+            };
+            let unsure = unsure.load(Ordering::Relaxed);
+            match error {
+                CallError::Refused(refusal) => match *refusal {
+                    Refusal::StaleRequest(it) if !unsure && !named_anew => {
+                        named_anew = true;
+                        self.applied(group, it.floor_ms.saturating_add(1));
+                        self.describe(deadline).await?;
+                    }
+                    Refusal::StaleRequest(_) if unsure => {
+                        let why = "the cluster has forgotten whether it was executed".to_owned();
+                        return Err(CallError::Indeterminate { why });
+                    }
+                    other => return Err(CallError::Refused(Box::new(other))),
+                },
+                CallError::Unreachable { last, .. } | CallError::Deadline { last } if unsure => {
+                    return Err(CallError::Indeterminate { why: last });
+                }
+                other => return Err(other),
+            }
+        }
+    }
+
+    /// Waits, a little longer than told, so that clients do not come back all at once.
+    pub(crate) async fn pause(&self, after: Duration) {
+        if !after.is_zero() {
+            self.counters.retries.add(1);
+            let jitter = u32::try_from(self.entropy.bits() % 256).expect("below 256");
+            sleep(after + after / 4 * jitter / 256).await;
+        }
+    }
+
+    fn any_meta(&self) -> String {
+        let next = self.next_meta.fetch_add(1, Ordering::Relaxed);
+        self.cluster.metas[next % self.cluster.metas.len()].clone()
+    }
+
+    fn channel(&self, address: &str) -> Result<Channel, Fault> {
+        let mut channels = self.channels.lock();
+        if let Some(channel) = channels.get(address) {
+            return Ok(channel.clone());
+        }
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| Fault::Transport(format!("{address} is no address: {error}")))?
+            .connect_timeout(self.attempt)
+            .tcp_nodelay(true);
+        let channel = endpoint.connect_lazy();
+        channels.insert(address.to_owned(), channel.clone());
+        Ok(channel)
+    }
+}
+
+/// The error when the time is over and not the patience.
+fn gave_up(fault: Fault, what: &str) -> CallError {
+    match fault.into_error(what) {
+        CallError::Refused(refusal) => CallError::Deadline { last: refusal.to_string() },
+        error => error,
+    }
+}

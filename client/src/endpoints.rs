@@ -1,0 +1,187 @@
+//! Fabric endpoints: per data node one for writes and one for reads, opened at their first use.
+//!
+//! Decides which endpoint an operation uses and which nodes are avoided for a while after they failed. Writes and reads are apart because a
+//! refused write tears down its connection; nodes are apart because a silent one closes the endpoint for all who use it.
+
+use crate::{arena::Span, stats::Counters};
+use parking_lot::Mutex;
+use quarry_fabric::{
+    ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, Memory, OperationError, Provider,
+    RemoteSpan,
+};
+use quarry_wire::ids::NodeId;
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// A node that failed is not chosen for this long if there is another.
+const AVOIDED_FOR: Duration = Duration::from_secs(2);
+
+/// The one and the other direction.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Direction {
+    Write,
+    Read,
+}
+
+#[derive(Debug)]
+pub(crate) struct Endpoints {
+    provider: Provider,
+    /// The local address to use, or the one that leads to each peer.
+    bind: Option<IpAddr>,
+    write_memory: Arc<Memory>,
+    read_memory: Arc<Memory>,
+    counters: Arc<Counters>,
+    open: Mutex<HashMap<(NodeId, Direction), Arc<ClientEndpoint>>>,
+    failed: Mutex<HashMap<NodeId, Instant>>,
+}
+
+/// The remote side of an operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) node: NodeId,
+    pub(crate) address: FabricAddress,
+    pub(crate) provider: String,
+    /// Remote address of the first byte.
+    pub(crate) at: u64,
+    pub(crate) key: u64,
+}
+
+impl Endpoints {
+    pub(crate) fn new(
+        provider: Provider,
+        bind: Option<IpAddr>,
+        write_memory: Arc<Memory>,
+        read_memory: Arc<Memory>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self { provider, bind, write_memory, read_memory, counters, open: Mutex::default(), failed: Mutex::default() }
+    }
+
+    /// Writes `range` of the span's arena to the target; on `Ok` the bytes are visible there.
+    pub(crate) async fn write(
+        &self,
+        target: &Target,
+        span: &Arc<Span>,
+        range: Range<usize>,
+        deadline: Instant,
+    ) -> Result<(), OperationError> {
+        let bytes = range.len() as u64;
+        let (local, remote) = sides(target, span, range);
+        let outcome = match self.endpoint(target, Direction::Write) {
+            Ok(endpoint) => endpoint.write(&target.address, local, remote, deadline).await,
+            Err(error) => Err(error.into()),
+        };
+        self.note(target.node, &outcome);
+        if outcome.is_ok() {
+            self.counters.writes.add(1);
+            self.counters.written_bytes.add(bytes);
+        }
+        outcome
+    }
+
+    /// Reads from the target into `range` of the span's arena. What the bytes are worth is not known yet.
+    pub(crate) async fn read(
+        &self,
+        target: &Target,
+        span: &Arc<Span>,
+        range: Range<usize>,
+        deadline: Instant,
+    ) -> Result<(), OperationError> {
+        let bytes = range.len() as u64;
+        let (local, remote) = sides(target, span, range);
+        let outcome = match self.endpoint(target, Direction::Read) {
+            Ok(endpoint) => endpoint.read(&target.address, local, remote, deadline).await,
+            Err(error) => Err(error.into()),
+        };
+        self.note(target.node, &outcome);
+        if outcome.is_ok() {
+            self.counters.reads.add(1);
+            self.counters.read_bytes.add(bytes);
+        }
+        outcome
+    }
+
+    fn note(&self, node: NodeId, outcome: &Result<(), OperationError>) {
+        if outcome.is_err() {
+            self.counters.failures.add(1);
+            self.has_failed(node);
+        }
+    }
+
+    /// Avoids a node for a while.
+    pub(crate) fn has_failed(&self, node: NodeId) {
+        self.failed.lock().insert(node, Instant::now() + AVOIDED_FOR);
+    }
+
+    /// Nodes to avoid now.
+    pub(crate) fn avoided(&self) -> BTreeSet<NodeId> {
+        let now = Instant::now();
+        let mut failed = self.failed.lock();
+        failed.retain(|_, until| *until > now);
+        failed.keys().copied().collect()
+    }
+
+    /// Forgets a lane that is no more.
+    pub(crate) fn forget_lane(&self, node: NodeId, lane: &FabricAddress) {
+        let endpoint = self.open.lock().get(&(node, Direction::Write)).cloned();
+        if let Some(endpoint) = endpoint {
+            endpoint.disconnect(lane);
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        let all: Vec<_> = self.open.lock().drain().map(|(_, endpoint)| endpoint).collect();
+        for endpoint in all {
+            endpoint.close();
+        }
+    }
+
+    fn endpoint(&self, target: &Target, direction: Direction) -> Result<Arc<ClientEndpoint>, FabricError> {
+        let mut open = self.open.lock();
+        if let Some(endpoint) = open.get(&(target.node, direction)) {
+            return Ok(Arc::clone(endpoint));
+        }
+        let config = EndpointConfig {
+            provider: self.provider_for(&target.provider)?,
+            bind: self.bind.or_else(|| target.address.ip().and_then(local_address_towards)).unwrap_or(LOOPBACK),
+            port: None,
+        };
+        let endpoint = Arc::new(ClientEndpoint::new(config));
+        endpoint.keep_registered(match direction {
+            Direction::Write => &self.write_memory,
+            Direction::Read => &self.read_memory,
+        });
+        open.insert((target.node, direction), Arc::clone(&endpoint));
+        Ok(endpoint)
+    }
+
+    /// `net` and `tcp` are one provider, renamed with libfabric 1.18: each side names it as its own library does.
+    fn provider_for(&self, named: &str) -> Result<Provider, FabricError> {
+        let sockets = ["net", "tcp"];
+        let same = named == self.provider.name() || sockets.contains(&named) && sockets.contains(&self.provider.name());
+        if same { Ok(self.provider.clone()) } else { Provider::named(named) }
+    }
+}
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The address of this host from which packets to `peer` would go. Nothing is sent.
+fn local_address_towards(peer: IpAddr) -> Option<IpAddr> {
+    let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // The port does not matter: connecting a datagram socket only chooses a route.
+    socket.connect((peer, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+fn sides(target: &Target, span: &Arc<Span>, range: Range<usize>) -> (LocalBuffer, RemoteSpan) {
+    let remote = RemoteSpan { address: target.at, key: target.key, len: range.len() as u64 };
+    let guard: Arc<Span> = Arc::clone(span);
+    (LocalBuffer::new(span.memory(), range).guarded_by(guard), remote)
+}

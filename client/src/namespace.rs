@@ -1,0 +1,180 @@
+//! A namespace in use: put, get, delete.
+//!
+//! Decides the shape of the public calls and their rules; `write/` and `read/` do the work.
+
+use crate::{
+    client::Shared,
+    error::{CallError, DeleteError, GetError, PutError},
+    read, remove,
+    view::NamespaceInfo,
+    write,
+};
+use bytes::Bytes;
+use quarry_proto::v1;
+use quarry_wire::{key::Key, version::Version};
+use std::sync::Arc;
+
+/// How a put takes effect on its key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PutMode {
+    /// Only if the key does not exist.
+    #[default]
+    Create,
+    /// Whatever is there, if it is older.
+    Replace,
+    /// Only if the key is in this version, or absent for `None`.
+    Compare(Option<Version>),
+}
+
+impl From<PutMode> for v1::PutMode {
+    fn from(mode: PutMode) -> Self {
+        use v1::put_mode::Kind;
+        let (kind, expected) = match mode {
+            PutMode::Create => (Kind::Create, None),
+            PutMode::Replace => (Kind::Replace, None),
+            PutMode::Compare(expected) => (Kind::Compare, expected),
+        };
+        Self { kind: kind.into(), expected: expected.map(Into::into) }
+    }
+}
+
+/// One value to write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PutItem {
+    /// Its key.
+    pub key: Key,
+    /// The value.
+    pub bytes: Bytes,
+    /// How it takes effect.
+    pub mode: PutMode,
+}
+
+impl PutItem {
+    /// Writes a key that does not exist yet.
+    pub fn create(key: Key, bytes: impl Into<Bytes>) -> Self {
+        Self { key, bytes: bytes.into(), mode: PutMode::Create }
+    }
+    /// Writes a key whatever is there.
+    pub fn replace(key: Key, bytes: impl Into<Bytes>) -> Self {
+        Self { key, bytes: bytes.into(), mode: PutMode::Replace }
+    }
+}
+
+/// A value that was read and passed every check.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Value {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Which write it is.
+    pub version: Version,
+}
+
+/// A namespace of a cluster. Cloning is cheap; clones share everything, with each other and with their [`Client`](crate::Client).
+///
+/// # Dropped futures
+///
+/// - A put that is dropped before it answered may take effect or not, as a whole: a value becomes visible only by its commit, and that names
+///   bytes that were completely written. A put_many that is dropped may leave some items written and others not.
+/// - A get, delete or resolve that is dropped leaves nothing behind; a delete may still take effect.
+/// - Memory that the network may still touch is never given back early: it belongs to the operation until that has ended.
+///
+/// # Order
+///
+/// Two writes of one key within one `put_many` take effect in no particular order. A get that begins after a put, replace or delete of the
+/// same client answered sees that write or a later one. Of *other* clients' writes a get may miss those of the last seconds, as long as its
+/// lease lasts (see [`Options::lease`](crate::Options::lease)); [`fresh`](Self::fresh) never does.
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    shared: Arc<Shared>,
+    info: Arc<NamespaceInfo>,
+    fresh: bool,
+}
+
+impl Namespace {
+    pub(crate) fn new(shared: Arc<Shared>, info: NamespaceInfo) -> Self {
+        Self { shared, info: Arc::new(info), fresh: false }
+    }
+
+    /// What the directory says about it.
+    #[must_use]
+    pub fn info(&self) -> &NamespaceInfo {
+        &self.info
+    }
+
+    /// The same namespace, whose gets ask the shard each time: they see every write that was acknowledged before they began.
+    #[must_use]
+    pub fn fresh(&self) -> Self {
+        Self { fresh: true, ..self.clone() }
+    }
+
+    /// Writes a value under a key that does not exist yet. Answers the version, once the value has its copies.
+    ///
+    /// # Errors
+    /// [`PutError::Exists`] if the key exists; otherwise see [`PutError`].
+    pub async fn put(&self, key: impl AsRef<[u8]>, bytes: impl Into<Bytes>) -> Result<Version, PutError> {
+        self.put_with(key, bytes, PutMode::Create).await
+    }
+
+    /// Writes a value in this mode.
+    ///
+    /// # Errors
+    /// See [`PutError`].
+    pub async fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        bytes: impl Into<Bytes>,
+        mode: PutMode,
+    ) -> Result<Version, PutError> {
+        let item = PutItem { key: Key::new(key)?, bytes: bytes.into(), mode };
+        let mut results = self.put_many(vec![item]).await;
+        results.pop().unwrap_or(Err(PutError::Call(CallError::Closed)))
+    }
+
+    /// Writes many values. One result per item, in their order; one item's failure does not touch the others.
+    pub async fn put_many(&self, items: Vec<PutItem>) -> Vec<Result<Version, PutError>> {
+        Box::pin(write::put_many(self.shared.core(), self.info.id, items)).await
+    }
+
+    /// Reads a value; `None` if the key does not exist.
+    ///
+    /// # Errors
+    /// See [`GetError`]. Bytes that did not pass every check are never shown.
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>, GetError> {
+        let keys = [Key::new(key)?];
+        let mut results = self.get_many(&keys).await;
+        results.pop().unwrap_or(Err(GetError::Call(CallError::Closed)))
+    }
+
+    /// Reads many values. One result per key, in their order.
+    pub async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Value>, GetError>> {
+        Box::pin(read::get_many(self.shared.core(), self.info.id, keys, self.fresh)).await
+    }
+
+    /// Deletes a key. Answers the version that was deleted, or `None` if there was none.
+    ///
+    /// # Errors
+    /// See [`DeleteError`].
+    pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<Option<Version>, DeleteError> {
+        self.delete_with(key, None).await
+    }
+
+    /// Deletes a key if it is in version `expected` (any, if that is `None`).
+    ///
+    /// # Errors
+    /// [`DeleteError::CompareFailed`] if it is in another version; otherwise see [`DeleteError`].
+    pub async fn delete_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<Version>,
+    ) -> Result<Option<Version>, DeleteError> {
+        let items = vec![(Key::new(key)?, expected)];
+        let mut results = remove::delete_many(self.shared.core(), self.info.id, items).await;
+        results.pop().unwrap_or(Err(DeleteError::Call(CallError::Closed)))
+    }
+
+    /// Deletes many keys, whatever their versions. One result per key, in their order.
+    pub async fn delete_many(&self, keys: &[Key]) -> Vec<Result<Option<Version>, DeleteError>> {
+        let items = keys.iter().map(|key| (key.clone(), None)).collect();
+        remove::delete_many(self.shared.core(), self.info.id, items).await
+    }
+}

@@ -1,0 +1,85 @@
+//! What a client has done so far, counted as it happens.
+
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Counters of one client since it was made.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Calls sent to meta and data nodes, by method, attempts counted singly.
+    pub control_calls: BTreeMap<&'static str, u64>,
+    /// Attempts beyond the first, of calls and of puts.
+    pub retries: u64,
+    /// Bytes of completed one-sided writes, all copies.
+    pub fabric_written_bytes: u64,
+    /// Completed one-sided writes.
+    pub fabric_writes: u64,
+    /// Bytes of completed one-sided reads.
+    pub fabric_read_bytes: u64,
+    /// Completed one-sided reads.
+    pub fabric_reads: u64,
+    /// One-sided operations that failed.
+    pub fabric_failures: u64,
+    /// Gets answered through a descriptor that was still leased.
+    pub cache_hits: u64,
+    /// Copies that were read and did not pass the checks.
+    pub damaged_copies: u64,
+}
+
+impl Stats {
+    /// All calls together.
+    #[must_use]
+    pub fn control_calls_total(&self) -> u64 {
+        self.control_calls.values().sum()
+    }
+}
+
+/// The counters while they run.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    calls: Mutex<BTreeMap<&'static str, u64>>,
+    pub(crate) retries: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) writes: Counter,
+    pub(crate) read_bytes: Counter,
+    pub(crate) reads: Counter,
+    pub(crate) failures: Counter,
+    pub(crate) cache_hits: Counter,
+    pub(crate) damaged: Counter,
+}
+
+/// One of them.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Counters {
+    pub(crate) fn called(&self, method: &'static str) {
+        *self.calls.lock().entry(method).or_default() += 1;
+    }
+
+    pub(crate) fn read(&self) -> Stats {
+        Stats {
+            control_calls: self.calls.lock().clone(),
+            retries: self.retries.read(),
+            fabric_written_bytes: self.written_bytes.read(),
+            fabric_writes: self.writes.read(),
+            fabric_read_bytes: self.read_bytes.read(),
+            fabric_reads: self.reads.read(),
+            fabric_failures: self.failures.read(),
+            cache_hits: self.cache_hits.read(),
+            damaged_copies: self.damaged.read(),
+        }
+    }
+}

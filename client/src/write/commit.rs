@@ -1,0 +1,173 @@
+//! Commits: says to the cluster that slots hold values, many in one call.
+//!
+//! Per slab there is at most one Commit under way; whoever comes meanwhile shares the next one (group commit). Decides which holder
+//! coordinates and that the same bytes are sent until they have an outcome or nobody waits any more (*Idempotent commits*); leaves to
+//! `retry.rs` what an outcome means for a put.
+
+use crate::{
+    core::Core,
+    retry::{self, CommitStep, Fault, Happened, Outcome},
+    write::slab::{Reservation, Slab},
+};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use quarry_proto::v1;
+use quarry_wire::ids::NodeId;
+use std::{collections::VecDeque, sync::Arc};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+
+/// Entries in one call at most: with the longest keys it stays well below the largest message.
+const ENTRIES_MAX: usize = 2048;
+
+/// Entries that wait for the slab's next Commit.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    /// A task is committing.
+    busy: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    entries: Vec<v1::CommitEntry>,
+    /// Holders on which every entry's write completed, ascending.
+    written: Vec<NodeId>,
+    deadline: Instant,
+    answer: oneshot::Sender<Vec<Happened>>,
+    /// Keeps the slab from being sealed.
+    _reservation: Reservation,
+}
+
+/// Commits `entries`, whose frames are complete on `written`. One answer per entry.
+pub(crate) async fn commit(
+    core: &Arc<Core>,
+    reservation: Reservation,
+    entries: Vec<v1::CommitEntry>,
+    written: Vec<NodeId>,
+    deadline: Instant,
+) -> Vec<Happened> {
+    let slab = Arc::clone(&reservation.slab);
+    let count = entries.len();
+    let (answer, answered) = oneshot::channel();
+    let job = Job { entries, written, deadline, answer, _reservation: reservation };
+    let start = {
+        let mut waiting = slab.queue.waiting.lock();
+        waiting.jobs.push_back(job);
+        !std::mem::replace(&mut waiting.busy, true)
+    };
+    if start {
+        core.tasks.spawn(run(Arc::clone(core), Arc::clone(&slab)));
+    }
+    match timeout_at(deadline, answered).await {
+        Ok(Ok(answers)) => answers,
+        // It may be on its way.
+        Ok(Err(_)) | Err(_) => vec![Happened::NoAnswer { fault: Fault::TimedOut, maybe_logged: true }; count],
+    }
+}
+
+/// Commits what waits until nothing does.
+async fn run(core: Arc<Core>, slab: Arc<Slab>) {
+    loop {
+        let jobs = {
+            let mut waiting = slab.queue.waiting.lock();
+            let jobs = next_batch(&mut waiting.jobs);
+            if jobs.is_empty() {
+                waiting.busy = false;
+                return;
+            }
+            jobs
+        };
+        let deadline = jobs.iter().map(|job| job.deadline).max().expect("there is a job");
+        let written = jobs[0].written.clone();
+        let entries: Vec<_> = jobs.iter().flat_map(|job| job.entries.iter().cloned()).collect();
+        let mut answers = send(&core, &slab, entries, &written, deadline).await.into_iter();
+        for job in jobs {
+            let own = answers.by_ref().take(job.entries.len()).collect();
+            // Whoever went away without waiting does not hear.
+            drop(job.answer.send(own));
+        }
+    }
+}
+
+/// The first job and those behind it that name the same holders, up to the limit.
+fn next_batch(jobs: &mut VecDeque<Job>) -> Vec<Job> {
+    let mut batch: Vec<Job> = Vec::new();
+    let mut entries = 0;
+    while let Some(job) = jobs.front() {
+        entries += job.entries.len();
+        if batch.first().is_some_and(|first| first.written != job.written || entries > ENTRIES_MAX) {
+            break;
+        }
+        batch.extend(jobs.pop_front());
+    }
+    batch
+}
+
+/// Sends one Commit, to one holder after the other, until there are outcomes.
+async fn send(
+    core: &Core,
+    slab: &Slab,
+    entries: Vec<v1::CommitEntry>,
+    written: &[NodeId],
+    deadline: Instant,
+) -> Vec<Happened> {
+    let count = entries.len();
+    let request = v1::CommitRequest {
+        grant: Some(slab.grant.id.into()),
+        writer: Bytes::copy_from_slice(&core.writer.0),
+        written: written.iter().map(|node| node.0).collect(),
+        entries,
+    };
+    let shard = slab.grant.id.shard.0;
+    // Slabs spread the work of coordinating over their holders.
+    let first = usize::try_from(slab.grant.id.sequence.number % 16).expect("below 16");
+    let mut maybe_logged = false;
+    let mut attempt = 0;
+    loop {
+        let turn = first + usize::try_from(attempt).unwrap_or(0);
+        let node = written[turn % written.len()];
+        let until = deadline.min(Instant::now() + core.options.attempt_timeout);
+        let fault =
+            match core
+                .control
+                .try_node(node, "Commit", request.clone(), until, |mut node, request| async move {
+                    node.commit(request).await
+                })
+                .await
+            {
+                Ok(reply) if reply.outcomes.len() == count => {
+                    core.control.heard(shard, reply.applied_ms, None);
+                    let outcome = |it| Happened::Outcome { outcome: Outcome::of(it), maybe_logged };
+                    return reply.outcomes.into_iter().map(outcome).collect();
+                }
+                Ok(reply) => {
+                    Fault::Transport(format!("expected {count} outcomes from {node}, found {}", reply.outcomes.len()))
+                }
+                Err(fault) => fault,
+            };
+        maybe_logged |= fault.may_be_logged();
+        tracing::debug!(%node, %fault, "a commit brought no outcome");
+        let step = retry::after_commit(&fault, attempt, written.len());
+        match step {
+            CommitStep::SameSlot { after } if Instant::now() + after < deadline => {
+                if after.is_zero() {
+                    core.counters.retries.add(1);
+                } else {
+                    core.control.pause(after).await;
+                }
+                attempt += 1;
+            }
+            CommitStep::SameSlot { .. } | CommitStep::Stop => {
+                return vec![Happened::NoAnswer { fault, maybe_logged }; count];
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Slots, purely: which size a frame gets, how many a slab should have, and which one is next.
+//!
+//! Decides the trade between waste and the number of slabs that are open at once: payloads get eight sizes per doubling (so powers of two
+//! fit exactly and no payload wastes more than an eighth), large ones fit exactly, and headers get three sizes.
+
+use quarry_wire::{
+    frame::{HEADER_BYTES_MAX, header_bytes},
+    limits::{EXTENT_BYTES, FRAME_ALIGN, SLOTS_PER_SLAB_MAX},
+};
+use std::ops::Range;
+
+/// From this size on payloads get slots of exactly their size.
+const EXACT_FROM: u64 = 4 << 20;
+/// Slots of a writer's first slab, unless it says at once that it needs more.
+const SLOTS_FIRST: u32 = 16;
+/// Bytes of a writer's first slab.
+const SLAB_BYTES_FIRST: u64 = 16 << 20;
+/// How much larger the next slab is than the last.
+const GROWTH: u32 = 4;
+
+/// Header room for a key: enough for keys of 64, 192 and 512 bytes.
+fn header_room(key_bytes: usize) -> u64 {
+    let needed = header_bytes(key_bytes);
+    let room = [128, 256, HEADER_BYTES_MAX].into_iter().find(|room| needed <= *room);
+    room.unwrap_or(HEADER_BYTES_MAX) as u64
+}
+
+/// Payload room: eight steps per doubling.
+fn payload_room(payload_bytes: u64) -> u64 {
+    let step = if payload_bytes >= EXACT_FROM { 1 } else { payload_bytes.next_power_of_two() / 16 };
+    payload_bytes.next_multiple_of(step.max(FRAME_ALIGN as u64))
+}
+
+/// Size of the slot for such a frame, or the most payload that a slot can hold under such a key.
+pub(crate) fn slot_size_for(key_bytes: usize, payload_bytes: u64) -> Result<u32, u64> {
+    let limit = EXTENT_BYTES - header_bytes(key_bytes) as u64;
+    if payload_bytes > limit {
+        return Err(limit);
+    }
+    // Close to the limit the frame alone must fit.
+    let bytes = (header_room(key_bytes) + payload_room(payload_bytes)).min(EXTENT_BYTES);
+    Ok(u32::try_from(bytes).expect("an extent's bytes fit in a u32"))
+}
+
+/// How many slots to ask for: a few at first, then more with use, and at least what is known to be needed; never more than fits in
+/// `slab_bytes_max`, but at least one.
+pub(crate) fn slots_to_ask(last: Option<u32>, needed: u32, slot_size: u32, slab_bytes_max: u64) -> u32 {
+    let fitting = |bytes: u64| u32::try_from(bytes / u64::from(slot_size)).unwrap_or(u32::MAX);
+    let grown = last.map_or_else(|| SLOTS_FIRST.min(fitting(SLAB_BYTES_FIRST)), |last| last.saturating_mul(GROWTH));
+    grown.max(needed).min(fitting(slab_bytes_max)).clamp(1, SLOTS_PER_SLAB_MAX)
+}
+
+/// Which slots of a slab were handed out: those below the mark, each once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Fill {
+    mark: u32,
+    slots: u32,
+}
+
+impl Fill {
+    pub(crate) fn new(slots: u32) -> Self {
+        Self { mark: 0, slots }
+    }
+
+    /// The next slots: as many of `wanted` as are left.
+    pub(crate) fn take(&mut self, wanted: u32) -> Option<Range<u32>> {
+        let end = self.mark.saturating_add(wanted).min(self.slots);
+        if end == self.mark {
+            return None;
+        }
+        let taken = self.mark..end;
+        self.mark = end;
+        Some(taken)
+    }
+
+    /// The first slot that was never handed out.
+    pub(crate) fn mark(&self) -> u32 {
+        self.mark
+    }
+    pub(crate) fn is_full(&self) -> bool {
+        self.mark == self.slots
+    }
+    pub(crate) fn is_half_used(&self) -> bool {
+        u64::from(self.mark) * 2 >= u64::from(self.slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use quarry_wire::frame::slot_size;
+
+    proptest! {
+        #[test]
+        fn every_frame_fits_its_slot_and_wastes_at_most_an_eighth_and_its_header_room(key in 1usize..=512, payload in 0u64..=EXTENT_BYTES) {
+            match slot_size_for(key, payload) {
+                Ok(size) => {
+                    let needed = slot_size(key, payload).unwrap().0;
+                    prop_assert!(size >= needed && (size as usize).is_multiple_of(FRAME_ALIGN) && u64::from(size) <= EXTENT_BYTES);
+                    let spare = u64::from(size - needed);
+                    prop_assert!(spare <= payload / 8 + header_room(key) - header_bytes(key) as u64 + FRAME_ALIGN as u64, "{spare} spare");
+                }
+                Err(limit) => prop_assert!(payload > limit),
+            }
+        }
+
+        #[test]
+        fn slots_are_handed_out_once_and_in_order(slots in 1u32..200, wants in prop::collection::vec(0u32..40, 0..60)) {
+            let mut fill = Fill::new(slots);
+            let mut next = 0;
+            for want in wants {
+                if let Some(range) = fill.take(want) {
+                    prop_assert!(range.start == next && range.end <= slots && range.end - range.start <= want);
+                    next = range.end;
+                } else {
+                    prop_assert!(want == 0 || next == slots);
+                }
+                prop_assert_eq!(fill.mark(), next);
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_fit_exactly_under_short_keys() {
+        for shift in 12..=22 {
+            assert_eq!(slot_size_for(64, 1 << shift), Ok((1 << shift) + 128));
+        }
+        assert_eq!(slot_size_for(40, (5 << 20) + 64), Ok((5 << 20) + 64 + 128), "large values fit exactly");
+    }
+
+    #[test]
+    fn there_are_few_sizes() {
+        let sizes: std::collections::BTreeSet<_> =
+            (0..1 << 20).step_by(64).map(|payload| slot_size_for(32, payload).unwrap()).collect();
+        assert!(sizes.len() < 110, "{} sizes below 1 MiB", sizes.len());
+    }
+
+    #[test]
+    fn the_largest_value_fits_an_extent_and_one_byte_more_is_refused() {
+        let limit = EXTENT_BYTES - 128;
+        assert_eq!(slot_size_for(1, limit), Ok(64 << 20));
+        assert_eq!(slot_size_for(1, limit + 1), Err(limit));
+        assert_eq!(slot_size_for(512, u64::MAX), Err(EXTENT_BYTES - 576));
+    }
+
+    #[test]
+    fn slabs_begin_small_and_grow_with_use_up_to_the_cap() {
+        let size = (64 << 10) + 128;
+        assert_eq!(slots_to_ask(None, 1, size, EXTENT_BYTES), 16);
+        assert_eq!(slots_to_ask(Some(16), 1, size, EXTENT_BYTES), 64);
+        assert_eq!(slots_to_ask(Some(1022), 1, size, EXTENT_BYTES), 1022);
+        assert_eq!(slots_to_ask(None, 1000, size, EXTENT_BYTES), 1000, "a known need is asked for at once");
+        assert_eq!(slots_to_ask(None, 1, 64 << 20, EXTENT_BYTES), 1);
+        assert_eq!(slots_to_ask(None, 1, 8 << 20, 1), 1, "at least one");
+        assert_eq!(slots_to_ask(Some(4000), 9000, 128, EXTENT_BYTES), SLOTS_PER_SLAB_MAX);
+    }
+}
