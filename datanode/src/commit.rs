@@ -19,7 +19,9 @@ use quarry_proto::{
     v1::{self, commit_outcome::Code},
 };
 use quarry_wire::{
+    attestation::AttestationBatch,
     ids::{GrantId, NodeId, WriterId},
+    keyring::TrustError,
     limits::{COMMIT_ENTRIES_MAX, COPIES_MAX},
 };
 use std::{
@@ -328,7 +330,27 @@ impl Commit {
         if !in_range || reply.attested.is_empty() != (refused.len() == entries.len()) {
             return Answer::Refused("its reply does not add up".to_owned());
         }
+        if let Err(why) = self.believe(holder, &reply.attested, entries.len() - refused.len()) {
+            return Answer::Refused(why);
+        }
         Answer::Said { attested: reply.attested, refused }
+    }
+
+    /// Whether a holder's word will be believed at the shard, as far as that can be told here: one bad signature would spoil the Publish.
+    fn believe(&self, holder: NodeId, attested: &Bytes, count: usize) -> Result<(), String> {
+        if count == 0 {
+            return Ok(());
+        }
+        let signed = convert::signed::<AttestationBatch>(attested).map_err(|error| error.to_string())?;
+        let said = signed.statement;
+        if said.node != holder || said.leaves as usize != count {
+            return Err(format!("it signed {} entries as {}, {count} were confirmed", said.leaves, said.node));
+        }
+        match self.node.membership.verify(signed) {
+            // A certificate that is news here may be known to the shard.
+            Ok(_) | Err(TrustError::UnknownCertificate { .. }) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Publishes until the shard's leader has answered, or the deadline.

@@ -170,12 +170,10 @@ impl Holdings {
         self.lanes.carry_out(&closing);
     }
 
-    /// The node stops: no byte moves in or out from now on.
-    pub(crate) fn close_all(&mut self, at: NodeTime) {
-        let closing = self.claims.close_all(at);
-        self.lanes.carry_out(&closing);
-        for life in self.regions.values().filter_map(|region| region.life.as_ref()) {
-            life.reader.close();
+    /// The node stops: every life is over, and no byte moves in or out from now on.
+    pub(crate) fn void_all(&mut self, at: NodeTime) {
+        for (region, life) in self.lives() {
+            self.void(at, region.index, life);
         }
     }
 

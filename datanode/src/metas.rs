@@ -24,6 +24,9 @@ pub(crate) type Link = InterceptedService<Channel, Announce>;
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// When a busy connection is asked whether its other end is there, and how long that may take to say so.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+const KEEPALIVE_MAX: Duration = Duration::from_secs(3);
 /// Longest single attempt: a leader that says nothing may not be one any more.
 const ATTEMPT_MAX: Duration = Duration::from_secs(3);
 /// Pause after all known addresses were asked without success; doubles up to the longest.
@@ -47,7 +50,12 @@ impl Channels {
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Status::invalid_argument(format!("{address:?} is not host:port: {error}")))?;
-        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).connect_lazy();
+        let channel = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEPALIVE_EVERY)
+            .keep_alive_timeout(KEEPALIVE_MAX)
+            .connect_lazy();
         if open.len() >= CHANNELS_MAX {
             open.clear();
         }

@@ -58,6 +58,9 @@ pub(crate) async fn keep(node: Arc<Node>, seat: usize) {
         while node.holdings.lock().lives().contains(&(region.id, incarnation)) {
             region.voided.notified().await;
         }
+        node.standing.send_modify(|standing| {
+            standing.recorded.remove(&region.id.index);
+        });
     }
 }
 

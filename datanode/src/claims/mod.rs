@@ -323,16 +323,6 @@ impl Claims {
         closing
     }
 
-    /// Closes all lanes: the node stops.
-    pub fn close_all(&mut self, at: NodeTime) -> Closing {
-        let mut closing = Closing::default();
-        let all: Vec<LaneId> = self.lanes.keys().copied().collect();
-        for lane in all {
-            self.kill_lane(at, lane, &mut closing);
-        }
-        closing
-    }
-
     /// What can be confirmed for `grant`, whether its claim is open or not.
     ///
     /// # Errors

@@ -225,7 +225,8 @@ fn voiding_a_region_closes_every_lane_that_reaches_it_and_forgets_its_claims() {
     claims.check();
     assert!(claims.confirmable(id(1), writer(1)).is_err());
     assert!(claims.confirmable(id(2), writer(2)).is_ok());
-    assert_eq!(claims.close_all(at(2)).lanes, [other_lane]);
+    assert_eq!(claims.void(at(2), RegionIndex(1)).lanes, [other_lane]);
+    assert_eq!((claims.open_lanes(), claims.known_claims()), (0, 0));
 }
 
 /// What happens to a node, in any order.

@@ -1,8 +1,8 @@
 //! Arm: who may write where, and what a key is worth elsewhere.
 
 use crate::support::{
-    Double, EXTENT_BYTES, PATIENCE, Peer, SLOT, arm, commit, commit_as, frame, grant, node, node_with, reason, refusal,
-    revoke_meta, sign, sign_as, soon, status, until, writer,
+    Double, EXTENT_BYTES, META, PATIENCE, Peer, SLOT, arm, commit, commit_as, frame, grant, node, node_with, reason,
+    refusal, revoke, sign, sign_as, soon, status, until, writer,
 };
 use bytes::Bytes;
 use quarry_datanode::{DataNode, DataNodeError};
@@ -183,7 +183,7 @@ async fn a_grant_signed_by_no_meta_node_or_by_a_revoked_one_is_not_believed() {
     let grant = grant(&double, &[a.id], 1, 7, 0, 8);
     assert!(matches!(arm(&a, &sign_as(a.id, &grant), 7).await, Err(Refusal::Untrusted(_))), "a data node's grant");
     let signed = sign(&double, &grant);
-    revoke_meta(&double);
+    revoke(&double, META);
     until("the revocation has arrived", async || matches!(arm(&a, &signed, 7).await, Err(Refusal::Untrusted(_)))).await;
 }
 

@@ -1,7 +1,8 @@
 //! Commit and Confirm: one outcome, whoever coordinates, whatever fails in between.
 
 use crate::support::{
-    Double, Frame, Mood, PATIENCE, Peer, Running1, arm, commit, commit_as, frame, grant, node, sign, writer,
+    Double, Frame, Mood, PATIENCE, Peer, Running1, arm, commit, commit_as, frame, grant, node, revoke, sign, until,
+    writer,
 };
 use bytes::Bytes;
 use quarry_proto::{
@@ -100,6 +101,20 @@ async fn a_holder_that_is_gone_is_left_out() {
     let frame = frame(&grant, 0, "survivor");
     write(&double, &[&a, &b], &grant, &[&frame]).await;
     drop(b);
+    assert_eq!(commit(&a, &grant, &[&frame]).await.unwrap(), [Code::Committed]);
+    assert_eq!(double.state.lock().published[0].attested.len(), 1);
+}
+
+#[tokio::test]
+async fn a_holder_whose_certificate_was_revoked_does_not_spoil_the_word_of_the_other() {
+    let double = Double::start().await;
+    let (a, b) = (node(&double, 10).await, node(&double, 11).await);
+    let grant = grant(&double, &[a.id, b.id], 1, 7, 0, 8);
+    let frame = frame(&grant, 0, "half trusted");
+    write(&double, &[&a, &b], &grant, &[&frame]).await;
+    revoke(&double, b.id);
+    let heard = double.state.lock().heartbeats[&a.id];
+    until("the revocation has arrived", async || double.state.lock().heartbeats[&a.id] >= heard + 2).await;
     assert_eq!(commit(&a, &grant, &[&frame]).await.unwrap(), [Code::Committed]);
     assert_eq!(double.state.lock().published[0].attested.len(), 1);
 }

@@ -53,10 +53,13 @@ pub(crate) const REGION_BYTES: u64 = 4 << 20;
 pub(crate) const EXTENT_BYTES: u64 = REGION_BYTES / 16;
 pub(crate) const SLOT: u32 = 8192;
 pub(crate) const NAMESPACE: NamespaceId = NamespaceId(3);
-const META: NodeId = NodeId(1);
+pub(crate) const META: NodeId = NodeId(1);
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// What any step of a test may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What one read or write may take. Where nobody listens any more, libfabric tries until then.
+const ATTEMPT: Duration = Duration::from_secs(2);
 
 pub(crate) type Client = DataNodeClient<InterceptedService<Channel, Announce>>;
 
@@ -459,9 +462,9 @@ pub(crate) fn sign_as(by: NodeId, grant: &Grant) -> Bytes {
     node_key(by).sign(CLUSTER, Generation(1), CertificateSerial(by.0), claims_to_be).encode().into()
 }
 
-/// The root declares the meta node's certificate void.
-pub(crate) fn revoke_meta(double: &Double) {
-    let list = quarry_wire::certificate::Revocations { number: 1, serials: [CertificateSerial(META.0)].into() };
+/// The root declares a node's certificate void.
+pub(crate) fn revoke(double: &Double, node: NodeId) {
+    let list = quarry_wire::certificate::Revocations { number: 1, serials: [CertificateSerial(node.0)].into() };
     let mut state = double.state.lock();
     state.revocations = root().sign_as_root(CLUSTER, list).encode().into();
     state.feed += 1;
@@ -551,7 +554,7 @@ impl Peer {
         let local = LocalSpan::new(&local, 0..bytes.len()).unwrap();
         let peer = self.endpoint.connect(&FabricAddress::from_bytes(to).unwrap()).unwrap();
         let remote = RemoteSpan { address, key, len: bytes.len() as u64 };
-        self.endpoint.write(&peer, local, remote, Instant::now() + Duration::from_secs(5)).await
+        self.endpoint.write(&peer, local, remote, Instant::now() + ATTEMPT).await
     }
 
     pub(crate) async fn read(
@@ -566,7 +569,7 @@ impl Peer {
         let local = LocalSpan::new(&local, 0..length).unwrap();
         let peer = self.endpoint.connect(&FabricAddress::from_bytes(from).unwrap()).unwrap();
         let remote = RemoteSpan { address, key, len: length as u64 };
-        self.endpoint.read(&peer, local, remote, Instant::now() + Duration::from_secs(5)).await?;
+        self.endpoint.read(&peer, local, remote, Instant::now() + ATTEMPT).await?;
         Ok(memory.copy_to_vec(0, length).unwrap())
     }
 
