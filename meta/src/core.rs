@@ -1,12 +1,6 @@
 //! What all services of a node share.
 
-use crate::{
-    config::MetaConfig,
-    door,
-    hosted::Hosted,
-    leases::Horizon,
-    membership::Membership,
-};
+use crate::{config::MetaConfig, door, hosted::Hosted, leases::Horizon, membership::Membership};
 use parking_lot::RwLock;
 use quarry_meta_state::{Directory, Shard, directory};
 use quarry_proto::{counters::Counters, refusal::Refusal, v1};
@@ -63,9 +57,9 @@ impl Core {
     /// The shard with this number.
     pub(crate) fn shard(&self, id: ShardId) -> Result<&HostedShard, Refusal> {
         let index = id.0.checked_sub(1).and_then(|index| usize::try_from(index).ok());
-        index.and_then(|index| self.shards.get(index)).ok_or_else(|| {
-            Refusal::malformed("shard", format_args!("1 to {}", self.shards.len()), id.0)
-        })
+        index
+            .and_then(|index| self.shards.get(index))
+            .ok_or_else(|| Refusal::malformed("shard", format_args!("1 to {}", self.shards.len()), id.0))
     }
 
     /// Whom to believe, as this node's directory replica has it. Made anew when the directory moved.
@@ -76,8 +70,7 @@ impl Core {
         {
             return Ok(Arc::clone(keyring));
         }
-        let (at, keyring) =
-            self.directory.read(|directory| (directory.feed_position(), directory.keyring().cloned()));
+        let (at, keyring) = self.directory.read(|directory| (directory.feed_position(), directory.keyring().cloned()));
         let keyring = Arc::new(keyring.ok_or_else(not_made)?);
         *self.keyring.write() = Some((at, Arc::clone(&keyring)));
         Ok(keyring)
@@ -118,9 +111,8 @@ impl Core {
             v1::GroupInfo { group: status.group.0, leader, address, applied_ms }
         };
         let first = info(self.directory.group.status(), self.directory.read(Directory::log_time).0);
-        let shards = self.shards.iter().map(|shard| {
-            info(shard.hosted.group.status(), shard.hosted.read(Shard::log_time).0)
-        });
+        let shards =
+            self.shards.iter().map(|shard| info(shard.hosted.group.status(), shard.hosted.read(Shard::log_time).0));
         std::iter::once(first).chain(shards).collect()
     }
 
@@ -137,7 +129,10 @@ impl Core {
 
 /// The refusal of a node that belongs to no cluster yet.
 pub(crate) fn not_made() -> Refusal {
-    door::not_ready("the cluster is not made yet, or this node has not heard of it: bootstrap it", Duration::from_secs(1))
+    door::not_ready(
+        "the cluster is not made yet, or this node has not heard of it: bootstrap it",
+        Duration::from_secs(1),
+    )
 }
 
 /// The message for `changes`.

@@ -7,7 +7,10 @@ use crate::{
     door,
     hosted::{Hosted, OWN_PROPOSAL},
 };
-use futures::{future::join_all, stream::{FuturesUnordered, StreamExt as _}};
+use futures::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt as _},
+};
 use quarry_meta_state::{
     Directory, Shard,
     directory::{DirectoryCommand, DirectoryOutcome, FEED_SLICE_ENTRIES_MAX},

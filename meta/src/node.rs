@@ -13,10 +13,7 @@ use crate::{
     service::Service,
 };
 use futures::future::{join_all, select_all};
-use quarry_meta_state::{
-    Directory, Shard,
-    shard::Settings,
-};
+use quarry_meta_state::{Directory, Shard, shard::Settings};
 use quarry_proto::{
     protocol::Check,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
@@ -100,10 +97,7 @@ impl MetaNode {
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
             shards.push(HostedShard { id, hosted, horizon: Horizon::default() });
         }
-        work.spawn(feed::lend(
-            Arc::clone(&directory),
-            shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect(),
-        ));
+        work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         let membership = Arc::new(Membership::new(config.node_silence, Instant::now()));
         work.spawn(Arc::clone(&membership).judge(Arc::clone(&directory)));
 

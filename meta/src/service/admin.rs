@@ -90,7 +90,8 @@ impl Plan {
         if asked.metas.is_empty() || asked.metas.len() > METAS_MAX {
             return Err(Refusal::malformed("metas", format_args!("1 to {METAS_MAX} nodes"), asked.metas.len()));
         }
-        let mut keyring = Keyring::new(uuid, root).map_err(|error| Refusal::malformed("root", "a usable key", error))?;
+        let mut keyring =
+            Keyring::new(uuid, root).map_err(|error| Refusal::malformed("root", "a usable key", error))?;
         let mut metas = BTreeMap::new();
         for member in asked.metas {
             let certificate: Signed<Certificate> = convert::signed(&member.certificate)?;
@@ -123,11 +124,7 @@ impl Plan {
 }
 
 /// Every step can be taken again, so a bootstrap that was cut short is finished by sending it once more, to any of its nodes.
-async fn bootstrap(
-    core: &Core,
-    asked: v1::BootstrapRequest,
-    deadline: Instant,
-) -> Result<v1::BootstrapReply, Refusal> {
+async fn bootstrap(core: &Core, asked: v1::BootstrapRequest, deadline: Instant) -> Result<v1::BootstrapReply, Refusal> {
     let plan = Plan::of(core, asked)?;
     if core.directory.group.is_initialized() {
         same_members(core, &plan)?;

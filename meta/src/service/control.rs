@@ -10,9 +10,7 @@ use futures::future::join_all;
 use quarry_meta_state::{
     Directory,
     directory::{DirectoryCommand, DirectoryOutcome, Policy, namespaces::NamespaceRefusal},
-    shard::{
-        DeleteKey, DeleteRefusal, GrantRequest, SealRefusal, ShardCommand, ShardOutcome,
-    },
+    shard::{DeleteKey, DeleteRefusal, GrantRequest, SealRefusal, ShardCommand, ShardOutcome},
 };
 use quarry_proto::{
     convert,
@@ -22,8 +20,8 @@ use quarry_proto::{
 use quarry_wire::{
     grant::Grant,
     ids::{NamespaceId, ShardId},
-    limits::{COMMAND_BYTES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX},
     key::Key,
+    limits::{COMMAND_BYTES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX},
     units::{SlotCount, SlotSize},
     version::Version,
 };
@@ -140,13 +138,14 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
         ttl,
     };
     let (grant, applied_ms) = loop {
-        let wish =
-            GrantWish { meta: core.config.node, asked: wanted.clone(), avoid: core.avoided(&asked.avoid) };
+        let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), avoid: core.avoided(&asked.avoid) };
         let done = shard.hosted.plan(wish, deadline).await?;
         match done.outcome {
             ShardOutcome::Grant(Ok(grant)) => break (grant, done.at.0),
             // Something applied in between took the place; plan again with what is so now.
-            ShardOutcome::Grant(Err(refusal)) if grants::overtaken(&refusal) && Instant::now() + REPLAN_PAUSE < deadline => {
+            ShardOutcome::Grant(Err(refusal))
+                if grants::overtaken(&refusal) && Instant::now() + REPLAN_PAUSE < deadline =>
+            {
                 sleep(REPLAN_PAUSE).await;
             }
             ShardOutcome::Grant(Err(refusal)) => return Err(grants::refused(refusal, &wanted)),

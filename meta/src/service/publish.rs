@@ -12,21 +12,17 @@ use crate::{
 use quarry_meta_state::{
     Directory,
     shard::{
-    self, Attested, CommitEntry, CommitOutcome, CommitRefusal, Covers, Mode, Publish, ShardCommand, ShardOutcome,
-},
+        self, Attested, CommitEntry, CommitOutcome, CommitRefusal, Covers, Mode, Publish, ShardCommand, ShardOutcome,
+    },
 };
-use quarry_proto::{
-    convert,
-    refusal::Refusal,
-    v1,
-};
+use quarry_proto::{convert, refusal::Refusal, v1};
 use quarry_wire::{
     attestation::AttestationBatch,
     grant::Grant,
     ids::{NamespaceId, SlotIndex, WriterId},
     keyring::TrustError,
-    merkle::Hash,
     limits::{COMMIT_ENTRIES_MAX, COPIES_MAX, VERSION_AHEAD_MAX},
+    merkle::Hash,
     signed::Signed,
     units::millis,
     version::{HybridClock, Version},

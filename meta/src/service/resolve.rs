@@ -6,8 +6,7 @@
 use super::control::{key_of_shard, known_namespace};
 use crate::{
     core::{Core, millis_u32},
-    door,
-    leases,
+    door, leases,
     tree::Tree,
 };
 use quarry_meta_state::{

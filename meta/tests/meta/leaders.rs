@@ -1,0 +1,130 @@
+//! Leaders come and go; what was acknowledged stays.
+
+use crate::{
+    cluster::{Cluster, Node, refusal, until},
+    player::{DataNode, Writer, entry, proven_copies},
+};
+use quarry_proto::{
+    refusal::Refusal,
+    v1::{self, commit_outcome::Code},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_leader_remembers_every_outcome_and_goes_on() {
+    let mut cluster = Cluster::new().await;
+    let node = DataNode::join(&cluster, 11).await;
+    let writer = Writer::new(&cluster.create_namespace("kv", 1).await);
+    let request = writer.grant_request(&cluster, 1).await;
+    let grant = writer.granted(&cluster, &request).await.unwrap();
+    let entries = [entry(0, "one"), entry(1, "two")];
+    let publish = writer.publish(&grant, &entries, &[node.attest(&grant, &entries)]);
+    let send = async |cluster: &Cluster, publish: &v1::PublishRequest| {
+        let reply = cluster.ask(async |node: &Node| node.control().publish(publish.clone()).await).await.unwrap();
+        reply.outcomes.iter().map(v1::CommitOutcome::code).collect::<Vec<_>>()
+    };
+    assert_eq!(send(&cluster, &publish).await, [Code::Committed; 2]);
+    let before = cluster.ask(async |node: &Node| node.control().resolve(writer.resolve(&["one"], 1_000)).await).await;
+    assert_eq!(before.unwrap().lease_ms, 1_000);
+    cluster.assert_equal_hashes(0).await;
+    cluster.assert_equal_hashes(1).await;
+
+    let killed = cluster.leader(1).await;
+    cluster.node(killed).kill();
+    assert_ne!(cluster.leader(1).await, killed);
+    assert_eq!(send(&cluster, &publish).await, [Code::Committed; 2], "the first outcome is the outcome");
+    let again = writer.granted(&cluster, &request).await.unwrap();
+    assert_eq!((again.id, again.holders.clone()), (grant.id, grant.holders.clone()));
+    assert_ne!(again.meta.0, 0);
+    let more = [entry(2, "three")];
+    let publish = writer.publish(&grant, &more, &[node.attest(&grant, &more)]);
+    assert_eq!(send(&cluster, &publish).await, [Code::Committed]);
+    let keys = ["one", "two", "three"];
+    let reply = cluster.ask(async |node: &Node| node.control().resolve(writer.resolve(&keys, 1_000)).await).await;
+    let (reply, keyring) = (reply.unwrap(), cluster.keyring().await);
+    for (index, key) in keys.iter().enumerate() {
+        assert_eq!(proven_copies(&keyring, &reply, index, key, writer.namespace), [node.id]);
+    }
+
+    cluster.restart(killed).await;
+    cluster.assert_equal_hashes(0).await;
+    cluster.assert_equal_hashes(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_shuts_down_hands_its_offices_over_first() {
+    let mut cluster = Cluster::new().await;
+    let leader = cluster.leader(1).await;
+    cluster.node(leader).shut_down().await;
+    let follower = cluster.running().next().unwrap();
+    let status = follower.admin().status(v1::StatusRequest {}).await.unwrap().into_inner();
+    let group = status.groups.into_iter().find(|it| it.group == 1).unwrap();
+    assert_ne!(group.leader, leader.0, "nobody still takes the node that left for the leader");
+    let created = cluster.create_namespace("after", 1).await;
+    assert_eq!(created.name, "after");
+    cluster.restart(leader).await;
+    cluster.assert_equal_hashes(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leadership_is_handed_to_the_node_that_was_named() {
+    let cluster = Cluster::new().await;
+    let leader = cluster.leader(1).await;
+    let to = cluster.nodes.iter().map(|node| node.id).find(|id| *id != leader).unwrap();
+    let request = v1::TransferLeaderRequest { group: 1, to: to.0 };
+    cluster.ask(async |node: &Node| node.admin().transfer_leader(request).await).await.unwrap();
+    let found = until("the new leader", async || {
+        let leader = cluster.leader(1).await;
+        (leader == to).then_some(leader)
+    });
+    assert_eq!(found.await, to);
+    let nobody = v1::TransferLeaderRequest { group: 1, to: 99 };
+    let refused = cluster.ask(async |node: &Node| node.admin().transfer_leader(nobody).await).await;
+    assert!(matches!(refused, Err(Refusal::Malformed(_))), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_alone_answers_for_its_status_and_says_that_it_knows_no_leader() {
+    let mut cluster = Cluster::new().await;
+    let namespace = cluster.create_namespace("kv", 1).await;
+    let (alone, others) = (cluster.nodes[0].id, [cluster.nodes[1].id, cluster.nodes[2].id]);
+    cluster.assert_equal_hashes(0).await;
+    for other in others {
+        cluster.node(other).kill();
+    }
+    cluster.node(alone).kill();
+    cluster.restart(alone).await;
+    let node = cluster.running().next().unwrap();
+    let status = node.admin().status(v1::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.node, status.generation, status.groups.len()), (alone.0, 1, 2));
+    assert_eq!(status.groups[0].members, [1, 2, 3]);
+    assert!(status.groups.iter().all(|group| group.role != "leader"), "{:?}", status.groups);
+    assert!(status.counters.iter().any(|it| it.method.ends_with("/Status") && it.calls >= 1));
+    let described = node.control().describe(v1::DescribeRequest { seen: None }).await.unwrap().into_inner();
+    assert_eq!(described.changes.unwrap().namespaces, [namespace.clone()], "what it had applied is there again");
+    let writer = Writer::new(&namespace);
+    let refused = refusal(node.control().resolve(writer.resolve(&["key"], 0)).await);
+    assert!(matches!(refused, Refusal::NotLeader(v1::NotLeader { group: 1, .. })), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_slept_through_purged_entries_gets_a_snapshot() {
+    let mut cluster = Cluster::with(1, |config| {
+        config.snapshot_after_entries = 20;
+        config.entries_kept = 5;
+    })
+    .await;
+    let leader = cluster.leader(0).await;
+    let asleep = cluster.nodes.iter().map(|node| node.id).find(|id| *id != leader).unwrap();
+    cluster.node(asleep).kill();
+    for number in 0..60 {
+        cluster.create_namespace(&format!("ns-{number}"), 1).await;
+    }
+    let snapshot = async |cluster: &Cluster| {
+        let node = cluster.nodes.iter().find(|node| node.id == leader)?;
+        let status = node.admin().status(v1::StatusRequest {}).await.ok()?.into_inner();
+        status.groups.into_iter().find(|it| it.group == 0).filter(|it| it.purged > 0)
+    };
+    until("a purged log", async || snapshot(&cluster).await).await;
+    cluster.restart(asleep).await;
+    cluster.assert_equal_hashes(0).await;
+}
