@@ -1,1 +1,17 @@
-//! Cluster harness and the test suites that run real processes.
+//! The cluster harness of the suites `e2e`, `faults` and `crash`: real processes on loopback, real libfabric.
+//!
+//! Decides how clusters are started, shared, bounded and cleaned up, how conditions are waited for, and how a write is done by hand, step by
+//! step. Leaves to the suites what is proven. Nothing here sleeps for luck: a wait polls a condition and ends at a deadline that names what
+//! was missing.
+
+pub mod calls;
+pub mod cluster;
+pub mod raw;
+pub mod seed;
+pub mod victim;
+pub mod wait;
+
+pub use cluster::{Shared, TestCluster, shared};
+pub use quarry::local::{LocalSpec, Member, Signal};
+pub use seed::Seed;
+pub use wait::{eventually, soon};

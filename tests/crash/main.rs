@@ -1,0 +1,10 @@
+//! Crashes of the control plane: leaders killed under load, whole clusters restarted, followers left behind, disks asked.
+//!
+//! Proves that what was acknowledged is there afterwards, that all nodes come to the same state, and that nothing is acknowledged before
+//! it is on the disks of a quorum. Failures of data nodes and writers stand in the suite `faults`.
+
+mod leaders;
+mod load;
+mod restarts;
+mod snapshots;
+mod sync;

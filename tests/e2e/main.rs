@@ -1,0 +1,14 @@
+//! End to end: what users of Quarry see, on a cluster of real processes that stays healthy.
+//!
+//! Proves the outcomes of puts, gets, deletes, namespaces and commands, the limits, and that malformed requests are refused typed and change
+//! nothing. What happens when processes fail stands in the suites `faults` and `crash`. Unless a test needs a cluster of its own, all share
+//! one and take namespaces of their own.
+
+mod batches;
+mod commands;
+mod commits;
+mod doors;
+mod drops;
+mod namespaces;
+mod operators;
+mod values;

@@ -1,0 +1,99 @@
+//! What operators do: status without a leader, draining by SIGTERM, a configuration that is refused.
+
+use quarry_client::NamespaceSpec;
+use quarry_tests::{Signal, TestCluster, calls, cluster::fresh_name, eventually, shared, soon, wait::PATIENCE};
+use std::{process::Stdio, time::Duration};
+use tokio::process::Command;
+
+fn tool(name: &str) -> Command {
+    let quarry = quarry::local::built_binary().unwrap();
+    let mut command = Command::new(quarry.with_file_name(name));
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+#[tokio::test]
+async fn raft_admin_tells_the_status_without_a_leader_and_health_says_so() {
+    let mut cluster = TestCluster::start().await;
+    let file = cluster.cluster_file();
+    let ask = async |verb: &str| {
+        let output = tool("raft-admin").arg("--cluster").arg(&file).arg(verb).output().await.unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (healthy, text) = ask("health").await;
+    assert!(healthy, "{text}");
+    let metas = cluster.metas();
+    for meta in &metas[1..] {
+        cluster.kill(*meta, Signal::KILL).await.unwrap();
+    }
+    let alone = metas[0];
+    soon("the one that is left knows that it leads nothing", async || {
+        let status = cluster.status(alone).await.ok()?;
+        status.groups.iter().all(|group| group.role != "leader").then_some(())
+    })
+    .await;
+    let (answered, text) = ask("status").await;
+    assert!(answered && text.contains(&cluster.address(alone)), "{text}");
+    let (healthy, _) = ask("health").await;
+    assert!(!healthy);
+    for meta in &metas[1..] {
+        cluster.restart(*meta).unwrap();
+    }
+    cluster.wait_ready(PATIENCE).await.unwrap();
+    eventually(PATIENCE, "raft-admin health is good again", async || ask("health").await.0.then_some(())).await;
+}
+
+#[tokio::test]
+async fn sigterm_drains_every_process_while_clients_write() {
+    let mut cluster = TestCluster::start().await;
+    let (client, blocks) = cluster.namespace().await;
+    // Meta nodes first, one by one: each hands its leaderships over, so that writes go on.
+    let writer = {
+        let blocks = blocks.clone();
+        tokio::spawn(async move {
+            let mut written = 0_u32;
+            loop {
+                match blocks.put(format!("key-{written}"), vec![1; 4_000]).await {
+                    Ok(_) => written += 1,
+                    Err(error) => return (written, error),
+                }
+            }
+        })
+    };
+    for meta in cluster.metas() {
+        let status = cluster.kill(meta, Signal::TERM).await.unwrap().unwrap();
+        assert!(status.success(), "{meta} ended with {status}");
+        cluster.restart(meta).unwrap();
+        cluster.wait_ready(PATIENCE).await.unwrap();
+    }
+    assert!(!writer.is_finished(), "the writer met {:?}", writer.await);
+    writer.abort();
+    let mut count = 0;
+    while blocks.get(format!("key-{count}")).await.unwrap().is_some() {
+        count += 1;
+    }
+    assert!(count > 0, "something was written meanwhile");
+    client.close().await.unwrap();
+    for data in cluster.data_nodes() {
+        let status = cluster.kill(data, Signal::TERM).await.unwrap().unwrap();
+        assert!(status.success(), "{data} ended with {status}");
+    }
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_bootstrap_changes_nothing_and_one_of_another_cluster_is_refused() {
+    let cluster = shared().await;
+    let client = cluster.client().await;
+    let name = fresh_name("before");
+    client.create_namespace(NamespaceSpec::cache(&name)).await.unwrap();
+    let plan = quarry::admin::BootstrapPlan::read(&cluster.dir().join("bootstrap.toml")).unwrap();
+    quarry::admin::bootstrap(&plan, Duration::from_secs(10)).await.unwrap();
+    assert!(client.list_namespaces().await.unwrap().iter().any(|it| it.name == name));
+    let other = quarry::admin::BootstrapPlan { cluster: quarry_wire::ids::ClusterUuid([9; 16]), ..plan };
+    let refused = quarry::admin::bootstrap(&other, Duration::from_secs(10)).await;
+    assert!(matches!(refused, Err(quarry::admin::CallError::Refused { .. })), "{refused:?}");
+    for meta in cluster.metas() {
+        assert!(calls::status(&cluster.address(meta)).await.is_ok());
+    }
+}
