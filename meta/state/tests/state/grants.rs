@@ -29,7 +29,7 @@ fn place(node: u64, index: u32, base: u64) -> Proposed {
 #[test]
 fn what_a_leader_proposes_wrongly_is_refused_with_its_reason() {
     let mut bench = Bench::with(2, Policy { least: 1, ..Policy::new(Class::Cache, 2) }, 1);
-    let mut ask = |bench: &mut Bench, holders: Vec<Proposed>| {
+    let ask = |bench: &mut Bench, holders: Vec<Proposed>| {
         let asked = bench.asked(4);
         bench.try_grant(ShardCommand::Grant { meta: META, asked, holders })
     };
