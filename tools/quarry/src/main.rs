@@ -1,2 +1,55 @@
-//! The quarry command.
-fn main() {}
+//! The quarry command: one binary for the daemons, a local cluster, single values and the demo.
+
+mod cli;
+mod demo;
+mod exit;
+mod output;
+mod serve;
+mod size;
+mod up;
+mod values;
+
+use clap::Parser as _;
+use cli::{Cli, Command};
+use exit::Failure;
+use quarry::build::BUILD_ID;
+use std::process::ExitCode;
+
+#[expect(clippy::print_stdout, reason = "a command answers its user")]
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if cli.build_id {
+        println!("{BUILD_ID}");
+        return ExitCode::SUCCESS;
+    }
+    let Some(command) = cli.command else {
+        eprintln!("quarry: a command is missing; see quarry --help");
+        return ExitCode::from(2);
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let result = match runtime {
+        Ok(runtime) => runtime.block_on(Box::pin(run(command))),
+        Err(wrong) => Err(Failure::error(wrong)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("quarry: {failure}");
+            failure.code.into()
+        }
+    }
+}
+
+async fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Meta(args) => serve::meta(&args).await,
+        Command::Datanode(args) => serve::datanode(&args).await,
+        Command::Up(args) => up::up(&args).await,
+        Command::Namespace(command) => values::namespace(command).await,
+        Command::Put(args) => values::put(args).await,
+        Command::Get(args) => values::get(args).await,
+        Command::Rm(args) => values::rm(args).await,
+        Command::Demo(args) => demo::run(&args).await,
+        Command::DemoVerify(args) => demo::verify::run(&args).await,
+    }
+}

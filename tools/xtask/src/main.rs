@@ -1,2 +1,43 @@
-//! Chores of the Quarry repository.
-fn main() {}
+//! Chores of the repository: `cargo xtask arrows`, `cargo xtask bare`.
+
+mod arrows;
+mod bare;
+
+use clap::{Parser, Subcommand};
+use std::{path::PathBuf, process::ExitCode};
+
+/// Chores of the Quarry repository.
+#[derive(Parser, Debug)]
+#[command(name = "xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Check which crate uses which, and that unsafe code stays where it may be.
+    Arrows,
+    /// Set up, test and run the demo from a clean clone in a bare Debian 12 root. Needs root, mmdebstrap and a Debian mirror.
+    Bare(bare::BareArgs),
+}
+
+#[expect(clippy::print_stdout, reason = "a command answers its user")]
+fn main() -> ExitCode {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let result = root.canonicalize().map_err(Into::into).and_then(|root| match Cli::parse().command {
+        Command::Arrows => arrows::check(&root).map_err(Into::into),
+        Command::Bare(args) => bare::run(&root, &args).map_err(Into::into),
+    });
+    let result: Result<String, Box<dyn std::error::Error>> = result;
+    match result {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(wrong) => {
+            eprintln!("xtask: {wrong}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,583 @@
+//! Questions to the processes of a cluster: their own counters and states, asked of each of them, with or without a leader.
+//!
+//! Every call has a deadline. What the answers mean together ([`leader_of`], [`Health::judge`]) is decided by pure functions.
+
+use bytes::Bytes;
+use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
+use quarry_wire::{
+    certificate::Certificate,
+    ids::{ClusterUuid, NodeId},
+    limits::MESSAGE_BYTES_MAX,
+    signed::{PublicKey, Signed},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use tonic::{
+    Code, Status,
+    service::interceptor::InterceptedService,
+    transport::{Channel, Endpoint},
+};
+
+/// Raft group of the directory.
+pub const DIRECTORY: u32 = 0;
+/// Raft group of the first shard.
+pub const FIRST_SHARD: u32 = 1;
+
+/// Why a call to one process did not answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CallError {
+    /// It answered with a refusal.
+    #[error("{address}: {refusal}")]
+    Refused {
+        /// Who.
+        address: String,
+        /// What it says.
+        refusal: Box<Refusal>,
+    },
+    /// Nobody answers there.
+    #[error("{address} does not answer: {why}")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// What the network says.
+        why: String,
+    },
+    /// No answer in time.
+    #[error("{address} did not answer within {}", humantime::format_duration(*after))]
+    Deadline {
+        /// Who.
+        address: String,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// It failed.
+    #[error("{address}: {code:?}: {why}")]
+    Failed {
+        /// Who.
+        address: String,
+        /// gRPC's code.
+        code: Code,
+        /// gRPC's message.
+        why: String,
+    },
+    /// The address cannot be one.
+    #[error("{address:?} is no address of the form host:port")]
+    Address {
+        /// What was given.
+        address: String,
+    },
+}
+
+impl CallError {
+    /// Whether the same call may succeed a little later.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Deadline { .. } => true,
+            Self::Refused { refusal, .. } => matches!(
+                **refusal,
+                Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::TooManyRequests(_) | Refusal::Indeterminate(_)
+            ),
+            Self::Failed { .. } | Self::Address { .. } => false,
+        }
+    }
+}
+
+type Calls = InterceptedService<Channel, Announce>;
+
+async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
+    address: &str,
+    deadline: Duration,
+    run: impl FnOnce(Calls) -> F,
+) -> Result<T, CallError> {
+    let owned = || address.to_owned();
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| CallError::Address { address: owned() })?
+        .connect_timeout(deadline)
+        .timeout(deadline);
+    let answer = async {
+        let channel = endpoint.connect().await.map_err(|wrong| {
+            let why = std::error::Error::source(&wrong).map_or_else(|| wrong.to_string(), ToString::to_string);
+            CallError::Unreachable { address: owned(), why }
+        })?;
+        let answer = run(InterceptedService::new(channel, Announce)).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| failed(address, deadline, &status))
+    };
+    let late = |_| CallError::Deadline { address: owned(), after: deadline };
+    tokio::time::timeout(deadline, answer).await.map_err(late)?
+}
+
+fn failed(address: &str, after: Duration, status: &Status) -> CallError {
+    let address = address.to_owned();
+    if let Some(refusal) = Refusal::from_status(status) {
+        return CallError::Refused { address, refusal: Box::new(refusal) };
+    }
+    match status.code() {
+        Code::DeadlineExceeded | Code::Cancelled => CallError::Deadline { address, after },
+        Code::Unavailable => CallError::Unreachable { address, why: status.message().to_owned() },
+        code => CallError::Failed { address, code, why: status.message().to_owned() },
+    }
+}
+
+/// What the meta node at `address` knows.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn status(address: &str, deadline: Duration) -> Result<v1::StatusReply, CallError> {
+    call(address, deadline, |calls| async {
+        v1::admin_client::AdminClient::new(calls)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .status(v1::StatusRequest {})
+            .await
+    })
+    .await
+}
+
+/// What the data node at `address` knows.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn node_status(address: &str, deadline: Duration) -> Result<v1::NodeStatusReply, CallError> {
+    call(address, deadline, |calls| async {
+        v1::data_node_client::DataNodeClient::new(calls)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .node_status(v1::NodeStatusRequest {})
+            .await
+    })
+    .await
+}
+
+/// Hash over the canonical state of each group at the meta node at `address`.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn state_hash(address: &str, deadline: Duration) -> Result<v1::StateHashReply, CallError> {
+    call(address, deadline, |calls| async {
+        v1::admin_client::AdminClient::new(calls).state_hash(v1::StateHashRequest {}).await
+    })
+    .await
+}
+
+/// Asks all at once; one answer or error each, in order.
+pub async fn status_all(addresses: &[String], deadline: Duration) -> Vec<Result<v1::StatusReply, CallError>> {
+    let asked: Vec<_> = addresses
+        .iter()
+        .map(|address| {
+            let address = address.clone();
+            tokio::spawn(async move { status(&address, deadline).await })
+        })
+        .collect();
+    let mut answers = Vec::with_capacity(asked.len());
+    for task in asked {
+        answers.push(task.await.expect("asking for a status does not panic"));
+    }
+    answers
+}
+
+/// Makes the cluster of `plan` through its first meta node. Doing it again changes nothing.
+///
+/// # Errors
+/// [`CallError`]; [`Refusal::AlreadyBootstrapped`] only if the node belongs to another cluster.
+pub async fn bootstrap(plan: &BootstrapPlan, deadline: Duration) -> Result<(), CallError> {
+    let Some(first) = plan.metas.first() else {
+        return Err(CallError::Address { address: String::new() });
+    };
+    let member = |meta: &PlannedMeta| v1::MetaMember {
+        node: meta.node,
+        address: meta.address.clone(),
+        certificate: Bytes::from(meta.certificate.encode()),
+    };
+    let request = v1::BootstrapRequest {
+        cluster: Bytes::copy_from_slice(&plan.cluster.0),
+        root: Bytes::copy_from_slice(&plan.root.0),
+        shards: plan.shards,
+        metas: plan.metas.iter().map(member).collect(),
+    };
+    let answer = call(&first.address, deadline, |calls| async {
+        v1::admin_client::AdminClient::new(calls).bootstrap(request).await
+    })
+    .await;
+    match answer {
+        Err(CallError::Refused { refusal, .. }) if matches!(&*refusal, Refusal::AlreadyBootstrapped(it) if it.cluster[..] == plan.cluster.0) => {
+            Ok(())
+        }
+        other => other.map(|_| ()),
+    }
+}
+
+/// What is told to a new cluster: who it is and which meta nodes it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootstrapPlan {
+    /// The cluster.
+    pub cluster: ClusterUuid,
+    /// Its root's public key.
+    pub root: PublicKey,
+    /// How many shards it has for ever.
+    pub shards: u32,
+    /// Its first meta nodes.
+    pub metas: Vec<PlannedMeta>,
+}
+
+/// One meta node of a new cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedMeta {
+    /// Its id.
+    pub node: u64,
+    /// host:port of its gRPC server.
+    pub address: String,
+    /// Its certificate.
+    pub certificate: Signed<Certificate>,
+}
+
+/// Version of the layout of plan files.
+pub const PLAN_VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanFile {
+    version: u32,
+    cluster: String,
+    root: String,
+    shards: u32,
+    metas: Vec<PlanFileMeta>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanFileMeta {
+    node: u64,
+    address: String,
+    certificate: String,
+}
+
+/// Why a plan file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// It cannot be read or written.
+    #[error("the plan {}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is not TOML of this layout.
+    #[error("the plan {} cannot be understood: {why}", path.display())]
+    Layout {
+        /// Which file.
+        path: PathBuf,
+        /// What the parser says.
+        why: String,
+    },
+    /// A field does not fit.
+    #[error("the plan {}: {field} must be {expected}, found {found}", path.display())]
+    Field {
+        /// Which file.
+        path: PathBuf,
+        /// Which field.
+        field: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+impl BootstrapPlan {
+    /// Writes the plan as a file. Nothing in it is secret.
+    ///
+    /// # Errors
+    /// [`PlanError::Io`].
+    pub fn write(&self, path: &Path) -> Result<(), PlanError> {
+        let meta = |meta: &PlannedMeta| PlanFileMeta {
+            node: meta.node,
+            address: meta.address.clone(),
+            certificate: hex::encode(meta.certificate.encode()),
+        };
+        let file = PlanFile {
+            version: PLAN_VERSION,
+            cluster: self.cluster.to_string(),
+            root: self.root.to_string(),
+            shards: self.shards,
+            metas: self.metas.iter().map(meta).collect(),
+        };
+        let text = toml::to_string(&file).expect("strings and numbers are always TOML");
+        std::fs::write(path, text).map_err(|source| PlanError::Io { path: path.to_owned(), source })
+    }
+
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// [`PlanError`], with the field.
+    pub fn read(path: &Path) -> Result<Self, PlanError> {
+        let io = |source| PlanError::Io { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(io)?;
+        let layout = |why: toml::de::Error| PlanError::Layout { path: path.to_owned(), why: why.to_string() };
+        let file: PlanFile = toml::from_str(&text).map_err(layout)?;
+        let field = |field, expected: &str, found: String| PlanError::Field {
+            path: path.to_owned(),
+            field,
+            expected: expected.to_owned(),
+            found,
+        };
+        if file.version != PLAN_VERSION {
+            return Err(field("version", &PLAN_VERSION.to_string(), file.version.to_string()));
+        }
+        if file.metas.is_empty() {
+            return Err(field("metas", "at least one meta node", "none".to_owned()));
+        }
+        let mut metas = Vec::new();
+        for meta in file.metas {
+            let bytes = hex::decode(&meta.certificate).unwrap_or_default();
+            let certificate = Signed::decode(&bytes)
+                .map_err(|wrong| field("certificate", "a signed certificate in hex", wrong.to_string()))?;
+            metas.push(PlannedMeta { node: meta.node, address: meta.address, certificate });
+        }
+        let wrong_uuid = |_| field("cluster", "32 hex digits", file.cluster.clone());
+        let wrong_root = |_| field("root", "64 hex digits", file.root.clone());
+        Ok(Self {
+            cluster: file.cluster.parse().map_err(wrong_uuid)?,
+            root: file.root.parse().map_err(wrong_root)?,
+            shards: file.shards,
+            metas,
+        })
+    }
+}
+
+/// The leader of `group` in these answers: who says so itself, in the highest term.
+#[must_use]
+pub fn leader_of<'a>(answers: impl IntoIterator<Item = &'a v1::StatusReply>, group: u32) -> Option<NodeId> {
+    let leads = |reply: &'a v1::StatusReply| {
+        let it = reply.groups.iter().find(|it| it.group == group && it.role == "leader")?;
+        Some((it.term, NodeId(reply.node)))
+    };
+    answers.into_iter().filter_map(leads).max().map(|(_, node)| node)
+}
+
+/// How a cluster does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// All is well.
+    Healthy,
+    /// It works, but something is missing that it was made with.
+    Degraded,
+    /// Some group has no leader: nothing can be written there.
+    Unavailable,
+}
+
+/// How a cluster does, and why.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Health {
+    /// In one word.
+    pub state: State,
+    /// What is wrong, one sentence each.
+    pub problems: Vec<String>,
+}
+
+impl Health {
+    /// Judges by the answers of all meta nodes of the cluster file, in its order.
+    #[must_use]
+    pub fn judge(addresses: &[String], answers: &[Result<v1::StatusReply, CallError>]) -> Self {
+        let mut health = Self { state: State::Healthy, problems: Vec::new() };
+        let heard: Vec<&v1::StatusReply> = answers.iter().filter_map(|answer| answer.as_ref().ok()).collect();
+        for (address, answer) in addresses.iter().zip(answers) {
+            match answer {
+                Err(wrong) => health.add(State::Degraded, format!("meta node {wrong}")),
+                Ok(reply) if reply.cluster.is_empty() => {
+                    health.add(State::Degraded, format!("meta node {address} belongs to no cluster yet: bootstrap it"));
+                }
+                Ok(_) => {}
+            }
+        }
+        let groups: BTreeSet<u32> = heard.iter().flat_map(|reply| reply.groups.iter().map(|it| it.group)).collect();
+        if groups.is_empty() {
+            health.add(State::Unavailable, "no meta node answers for any group".to_owned());
+        }
+        for group in groups {
+            let Some(leader) = leader_of(heard.iter().copied(), group) else {
+                health.add(State::Unavailable, format!("group {group} has no leader"));
+                continue;
+            };
+            let members = |reply: &&v1::StatusReply| {
+                let it = reply.groups.iter().find(|it| it.group == group && reply.node == leader.0)?;
+                Some(it.members.len())
+            };
+            let follow =
+                |reply: &&&v1::StatusReply| reply.groups.iter().any(|it| it.group == group && it.leader == leader.0);
+            let size = heard.iter().find_map(members).unwrap_or(0);
+            let following = heard.iter().filter(follow).count();
+            if following * 2 <= size {
+                let problem = format!("only {following} of {size} members of group {group} follow {leader}");
+                health.add(State::Unavailable, problem);
+            }
+        }
+        // The directory's leader is the judge of data nodes; without one nobody is.
+        let judge = leader_of(heard.iter().copied(), DIRECTORY);
+        let silent = heard.iter().filter(|reply| Some(NodeId(reply.node)) == judge);
+        for node in silent.flat_map(|reply| &reply.data_nodes).filter(|node| !node.alive) {
+            let problem = format!("data node {} at {} is silent for {} ms", node.node, node.address, node.silent_ms);
+            health.add(State::Degraded, problem);
+        }
+        health
+    }
+
+    fn add(&mut self, state: State, problem: String) {
+        self.state = self.state.max(state);
+        self.problems.push(problem);
+    }
+}
+
+/// Calls and bytes by method, summed over processes; the bytes of both directions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic(BTreeMap<String, Moved>);
+
+/// Calls of one method, and the bytes of their bodies in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Traffic {
+    /// Adds the counters of one server.
+    pub fn add(&mut self, counters: &[v1::MethodCounter]) {
+        for counter in counters {
+            let moved = self.0.entry(counter.method.clone()).or_default();
+            moved.calls += counter.calls;
+            moved.bytes += counter.received_bytes + counter.sent_bytes;
+        }
+    }
+    /// What was added since `before`, which must be an earlier reading of the same processes.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let grown = |(method, now): (&String, &Moved)| {
+            let was = before.0.get(method).copied().unwrap_or_default();
+            let moved =
+                Moved { calls: now.calls.saturating_sub(was.calls), bytes: now.bytes.saturating_sub(was.bytes) };
+            (moved != Moved::default()).then(|| (method.clone(), moved))
+        };
+        Self(self.0.iter().filter_map(grown).collect())
+    }
+    /// Sum over the methods that `wanted` says.
+    pub fn sum(&self, wanted: impl Fn(&str) -> bool) -> Moved {
+        self.0.iter().filter(|(method, _)| wanted(method)).fold(Moved::default(), |sum, (_, moved)| Moved {
+            calls: sum.calls + moved.calls,
+            bytes: sum.bytes + moved.bytes,
+        })
+    }
+    /// By method.
+    pub fn methods(&self) -> impl Iterator<Item = (&str, Moved)> {
+        self.0.iter().map(|(method, moved)| (method.as_str(), *moved))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Root;
+    use quarry_wire::{certificate::Role, ids::CertificateSerial};
+
+    fn reply(node: u64, role: &str, term: u64, leader: u64) -> v1::StatusReply {
+        let group = |group| v1::GroupStatus {
+            group,
+            role: role.to_owned(),
+            term,
+            leader,
+            members: vec![1, 2, 3],
+            ..Default::default()
+        };
+        v1::StatusReply {
+            node,
+            cluster: Bytes::from_static(&[1; 16]),
+            groups: vec![group(0), group(1)],
+            ..Default::default()
+        }
+    }
+
+    fn addresses() -> Vec<String> {
+        (1..=3).map(|n| format!("127.0.0.1:{n}")).collect()
+    }
+
+    fn gone() -> Result<v1::StatusReply, CallError> {
+        Err(CallError::Unreachable { address: "127.0.0.1:1".to_owned(), why: "refused".to_owned() })
+    }
+
+    #[test]
+    fn the_leader_of_the_highest_term_is_the_leader() {
+        let answers = [reply(1, "leader", 3, 1), reply(2, "leader", 4, 2), reply(3, "follower", 4, 2)];
+        assert_eq!(leader_of(&answers, 1), Some(NodeId(2)));
+        assert_eq!(leader_of(&answers[2..], 1), None);
+    }
+
+    #[test]
+    fn health_tells_whole_degraded_and_leaderless_clusters_apart() {
+        let well = [Ok(reply(1, "leader", 3, 1)), Ok(reply(2, "follower", 3, 1)), Ok(reply(3, "follower", 3, 1))];
+        assert_eq!(Health::judge(&addresses(), &well), Health { state: State::Healthy, problems: Vec::new() });
+        let one_gone = [gone(), Ok(reply(2, "leader", 4, 2)), Ok(reply(3, "follower", 4, 2))];
+        assert_eq!(Health::judge(&addresses(), &one_gone).state, State::Degraded);
+        let old_leader = [gone(), Ok(reply(2, "follower", 3, 1)), Ok(reply(3, "candidate", 4, 0))];
+        assert_eq!(Health::judge(&addresses(), &old_leader).state, State::Unavailable);
+        let lonely = [gone(), Ok(reply(2, "leader", 4, 2)), gone()];
+        assert_eq!(Health::judge(&addresses(), &lonely).state, State::Unavailable);
+        assert_eq!(Health::judge(&addresses(), &[gone(), gone(), gone()]).state, State::Unavailable);
+    }
+
+    #[test]
+    fn a_silent_data_node_degrades_a_cluster() {
+        let mut leader = reply(1, "leader", 3, 1);
+        leader.data_nodes = vec![v1::DataNodeStatus { node: 101, alive: false, ..Default::default() }];
+        let answers = [Ok(leader), Ok(reply(2, "follower", 3, 1)), Ok(reply(3, "follower", 3, 1))];
+        let health = Health::judge(&addresses(), &answers);
+        assert_eq!((health.state, health.problems.len()), (State::Degraded, 1));
+    }
+
+    #[test]
+    fn a_plan_survives_its_file_and_unknown_keys_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bootstrap.toml");
+        let root = Root::generate().unwrap();
+        let identity = root.certify(CertificateSerial(1), NodeId(1), Role::Meta).unwrap();
+        let meta =
+            PlannedMeta { node: 1, address: "127.0.0.1:1".to_owned(), certificate: identity.certificate.clone() };
+        let plan = BootstrapPlan { cluster: root.cluster, root: root.public(), shards: 1, metas: vec![meta] };
+        plan.write(&path).unwrap();
+        assert_eq!(BootstrapPlan::read(&path).unwrap(), plan);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("shard_count = 1\n{text}")).unwrap();
+        assert!(
+            matches!(BootstrapPlan::read(&path), Err(PlanError::Layout { why, .. }) if why.contains("shard_count"))
+        );
+        std::fs::write(&path, text.replace("version = 1", "version = 9")).unwrap();
+        assert!(matches!(BootstrapPlan::read(&path), Err(PlanError::Field { field: "version", .. })));
+    }
+
+    #[test]
+    fn traffic_is_summed_over_servers_and_counted_since_an_earlier_reading() {
+        let counter = |method: &str, calls, received_bytes, sent_bytes| v1::MethodCounter {
+            method: method.to_owned(),
+            calls,
+            received_bytes,
+            sent_bytes,
+        };
+        let mut before = Traffic::default();
+        before.add(&[counter("/a/X", 1, 10, 20), counter("/a/Y", 1, 1, 1)]);
+        let mut after = Traffic::default();
+        after.add(&[counter("/a/X", 2, 15, 40), counter("/a/Y", 1, 1, 1)]);
+        after.add(&[counter("/a/Z", 5, 0, 7)]);
+        let grown = after.since(&before);
+        assert_eq!(
+            grown.methods().collect::<Vec<_>>(),
+            [("/a/X", Moved { calls: 1, bytes: 25 }), ("/a/Z", Moved { calls: 5, bytes: 7 }),]
+        );
+        assert_eq!(grown.sum(|method| method.ends_with('Z')), Moved { calls: 5, bytes: 7 });
+    }
+}

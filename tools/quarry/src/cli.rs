@@ -1,0 +1,306 @@
+//! The command line: names, flags and what they default to. Decides nothing about clusters.
+
+use crate::size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use quarry::build::VERSION;
+use std::path::PathBuf;
+
+/// What every help ends with.
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done
+  1  error
+  2  wrong usage
+  3  not found
+  4  conflict: exists already, or another version is current
+  5  no space
+  6  unavailable, or not done by its deadline
+
+Environment:
+  QUARRY_CLUSTER         cluster file or quarry:// URL of the client commands
+  QUARRY_NAMESPACE       namespace of put, get and rm
+  QUARRY_LOG             what is logged to stderr, for example info or quarry_meta=debug
+  QUARRY_LOG_FORMAT      text or json
+  QUARRY_SECTION__KEY    sets section.key of the configuration of meta and datanode";
+
+/// Quarry: values in remote memory, written and read by one-sided RMA.
+#[derive(Parser, Debug)]
+#[command(name = "quarry", version = VERSION, after_help = AFTER_HELP, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// Print the build id and end.
+    #[arg(long, hide = true)]
+    pub(crate) build_id: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a meta node.
+    Meta(DaemonArgs),
+    /// Run a data node.
+    Datanode(DaemonArgs),
+    /// Run a cluster on this host, in one folder, until Ctrl-C.
+    Up(UpArgs),
+    /// Make and list namespaces.
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
+    /// Write a value under a new key; prints its version.
+    Put(PutArgs),
+    /// Read a value.
+    Get(GetArgs),
+    /// Delete keys.
+    Rm(RmArgs),
+    /// Start a cluster, show that it works, also without its leader and without a data node, and stop it.
+    Demo(DemoArgs),
+    /// The reading half of the demo, in a process of its own.
+    #[command(hide = true)]
+    DemoVerify(VerifyArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DaemonArgs {
+    /// Configuration file.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Check the configuration and the key file, and end.
+    #[arg(long)]
+    pub(crate) check_config: bool,
+    /// Where to listen: node.listen.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+    /// What others connect to: node.advertise.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) advertise: Option<String>,
+    /// Folder for what is kept: node.data_dir.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Cluster file: node.cluster.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster: Option<PathBuf>,
+    /// Key file: node.key.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    /// Any setting; may be repeated.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    /// Folder of the cluster; made if absent, opened again if it holds a cluster.
+    #[arg(long, value_name = "DIR", default_value = "quarry-data")]
+    pub(crate) dir: PathBuf,
+    /// Meta nodes of a new cluster.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=9))]
+    pub(crate) metas: u32,
+    /// Data nodes of a new cluster.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) data_nodes: u32,
+    /// Memory that each data node of a new cluster lends.
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = size::parse)]
+    pub(crate) region: u64,
+    /// File to write the path of the cluster file into when the cluster is ready; removed at the end.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ready_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Connect {
+    /// Cluster file, or quarry://host:port,host:port?uuid=..&root=..
+    #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
+    pub(crate) cluster: String,
+    /// Deadline of every operation.
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: std::time::Duration,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct InNamespace {
+    /// Namespace.
+    #[arg(long, short, env = "QUARRY_NAMESPACE")]
+    pub(crate) namespace: String,
+    #[command(flatten)]
+    pub(crate) connect: Connect,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON value.
+    Json,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum ClassArg {
+    /// May be evicted; gone when the memory of all its holders is.
+    #[default]
+    Cache,
+    /// Acknowledged only when fsynced.
+    Durable,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum NamespaceCommand {
+    /// Make a namespace.
+    Create {
+        /// Its name.
+        name: String,
+        /// May its values be evicted?
+        #[arg(long, value_enum, default_value_t)]
+        class: ClassArg,
+        /// Copies of each value.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3))]
+        copies: u32,
+        /// Least copies to accept a value with; by default 2, or 1 if there is one copy.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3))]
+        least: Option<u32>,
+        /// Output.
+        #[arg(long, short, value_enum, default_value_t)]
+        output: Format,
+        #[command(flatten)]
+        connect: Connect,
+    },
+    /// List all namespaces.
+    List {
+        /// Output.
+        #[arg(long, short, value_enum, default_value_t)]
+        output: Format,
+        #[command(flatten)]
+        connect: Connect,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PutArgs {
+    /// Key, 1 to 512 bytes.
+    pub(crate) key: String,
+    /// File with the value; - is standard input.
+    #[arg(value_name = "FILE|-", default_value = "-")]
+    pub(crate) file: PathBuf,
+    /// Write also if the key exists.
+    #[arg(long)]
+    pub(crate) replace: bool,
+    /// Output.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub(crate) output: Format,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GetArgs {
+    /// Key.
+    pub(crate) key: String,
+    /// File to write the value into; by default standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RmArgs {
+    /// Keys.
+    #[arg(required = true)]
+    pub(crate) keys: Vec<String>,
+    /// Output.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub(crate) output: Format,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// Blocks per round.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) blocks: u32,
+    /// Bytes per block.
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = size::parse)]
+    pub(crate) size: u64,
+    /// What the contents are made from.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Folder of the cluster; by default one in the folder for temporary files, removed at the end.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Leave the cluster running, whole again.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Output.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct VerifyArgs {
+    #[arg(long)]
+    pub(crate) blocks: u32,
+    #[arg(long)]
+    pub(crate) size: u64,
+    #[arg(long)]
+    pub(crate) seed: u64,
+    /// Rounds to read; may be repeated.
+    #[arg(long = "round", required = true)]
+    pub(crate) rounds: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory as _, error::ErrorKind};
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        let words = std::iter::once("quarry").chain(line.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.command.unwrap())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_demo_is_a_thousand_blocks_of_64_kib_unless_told_otherwise() {
+        let Command::Demo(args) = parse("demo").unwrap() else { panic!("not the demo") };
+        assert_eq!((args.blocks, args.size, args.keep, args.output), (1000, 65536, false, Format::Text));
+        let Command::Demo(args) = parse("demo --blocks 10 --size 1MiB --keep -o json").unwrap() else {
+            panic!("not the demo")
+        };
+        assert_eq!((args.blocks, args.size, args.keep, args.output), (10, 1 << 20, true, Format::Json));
+    }
+
+    #[test]
+    fn put_reads_standard_input_unless_a_file_is_named() {
+        let line = "put k -n ns --cluster c.toml";
+        let Command::Put(args) = parse(line).unwrap() else { panic!("not put") };
+        assert_eq!((args.file, args.replace), (PathBuf::from("-"), false));
+        assert_eq!((args.namespace.namespace.as_str(), args.namespace.connect.cluster.as_str()), ("ns", "c.toml"));
+    }
+
+    #[test]
+    fn what_is_missing_or_impossible_is_wrong_usage() {
+        let kind = |line| parse(line).unwrap_err().kind();
+        assert_eq!(kind("rm -n ns --cluster c.toml"), ErrorKind::MissingRequiredArgument);
+        assert_eq!(kind("get k --cluster c.toml"), ErrorKind::MissingRequiredArgument);
+        assert_eq!(kind("get k -n ns"), ErrorKind::MissingRequiredArgument);
+        assert_eq!(kind("meta"), ErrorKind::MissingRequiredArgument);
+        assert_eq!(kind("up --metas 0"), ErrorKind::ValueValidation);
+        assert_eq!(kind("demo --size 1parsec"), ErrorKind::ValueValidation);
+        assert_eq!(kind("namespace create a --copies 4 --cluster c"), ErrorKind::ValueValidation);
+        assert_eq!(kind("frobnicate"), ErrorKind::InvalidSubcommand);
+    }
+
+    #[test]
+    fn settings_may_be_repeated() {
+        let Command::Meta(args) = parse("meta --config m.toml --set raft.shards=2 --set a.b=c").unwrap() else {
+            panic!("not meta")
+        };
+        assert_eq!(args.settings, ["raft.shards=2", "a.b=c"]);
+    }
+}

@@ -1,0 +1,531 @@
+//! Configuration of the two daemons: a TOML file, then environment, then flags; the later wins.
+//!
+//! A variable `QUARRY_SECTION__KEY` sets `section.key`; variables without `__` are not configuration. A flag `--set section.key=value` sets
+//! anything, read as the environment is. Unknown keys are refused with their name, wherever they come from. Relative paths in the file and in
+//! the environment start at the file's folder, those in flags at the working folder.
+//! Decides names, defaults and units; what the values mean is the business of the daemons.
+
+use figment::{
+    Figment,
+    error::Kind,
+    providers::{Env, Format as _, Serialized, Toml},
+    value::Value,
+};
+use quarry_wire::limits::LANES_MAX;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Version of the layout of configuration files.
+pub const CONFIG_VERSION: u32 = 1;
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("the configuration {}: {source}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A key that there is not.
+    #[error("unknown key {key} ({origin}); known here are: {}", known.join(", "))]
+    UnknownKey {
+        /// The key, with its section.
+        key: String,
+        /// Where it was set.
+        origin: String,
+        /// What could have been meant.
+        known: Vec<String>,
+    },
+    /// A key is absent.
+    #[error("the key {key} is not set ({origin}): set it in the file, the environment or by --set")]
+    Missing {
+        /// The key, with its section.
+        key: String,
+        /// Where it was looked for.
+        origin: String,
+    },
+    /// A value that does not fit.
+    #[error("{key} must be {expected}, found {found} ({origin})")]
+    Value {
+        /// The key, with its section.
+        key: String,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+        /// Where it was set.
+        origin: String,
+    },
+    /// A `--set` that is not `section.key=value`.
+    #[error("--set takes SECTION.KEY=VALUE, found {found:?}")]
+    Flag {
+        /// What was given.
+        found: String,
+    },
+    /// Anything else that the parser says.
+    #[error("the configuration {}: {why}", path.display())]
+    Layout {
+        /// Which file.
+        path: PathBuf,
+        /// What it says.
+        why: String,
+    },
+}
+
+/// Configuration of `quarry meta`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetaFile {
+    /// Version of this layout.
+    pub version: u32,
+    /// Who and where.
+    pub node: NodeSection,
+    /// Consensus.
+    #[serde(default)]
+    pub raft: RaftSection,
+    /// Life and death of data nodes.
+    #[serde(default)]
+    pub membership: MetaMembershipSection,
+}
+
+/// Configuration of `quarry datanode`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataNodeFile {
+    /// Version of this layout.
+    pub version: u32,
+    /// Who and where.
+    pub node: NodeSection,
+    /// What it lends.
+    pub memory: MemorySection,
+    /// How it is reached by RMA.
+    #[serde(default)]
+    pub fabric: FabricSection,
+    /// Its signs of life.
+    #[serde(default)]
+    pub membership: DataMembershipSection,
+}
+
+/// Who a process is and where it listens.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSection {
+    /// The cluster file: uuid, root key, meta nodes.
+    pub cluster: PathBuf,
+    /// The key file of this node.
+    pub key: PathBuf,
+    /// Folder for what it keeps; made if absent.
+    pub data_dir: PathBuf,
+    /// Where its gRPC server listens.
+    pub listen: SocketAddr,
+    /// What others are told to connect to, host:port; absent: the address of `listen`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advertise: Option<String>,
+}
+
+/// Consensus.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RaftSection {
+    /// A leader speaks at least this often.
+    pub heartbeat_ms: u64,
+    /// A follower that hears nothing for a random time from this ...
+    pub election_ms_min: u64,
+    /// ... to this stands for election.
+    pub election_ms_max: u64,
+    /// A snapshot is written every so many entries.
+    pub snapshot_after_entries: u64,
+    /// Entries kept in the log behind a snapshot, for followers that are a little late.
+    pub entries_kept: u64,
+    /// How many shards the cluster has; fixed when it is made.
+    pub shards: u32,
+}
+
+impl Default for RaftSection {
+    fn default() -> Self {
+        Self {
+            heartbeat_ms: 150,
+            election_ms_min: 600,
+            election_ms_max: 1_200,
+            snapshot_after_entries: 50_000,
+            entries_kept: 1_000,
+            shards: 1,
+        }
+    }
+}
+
+/// Life and death of data nodes, as a meta node judges them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetaMembershipSection {
+    /// A data node silent for this long is declared dead.
+    pub node_silence_ms: u64,
+}
+
+impl Default for MetaMembershipSection {
+    fn default() -> Self {
+        Self { node_silence_ms: 10_000 }
+    }
+}
+
+/// A data node's signs of life.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataMembershipSection {
+    /// It speaks to every meta node this often.
+    pub heartbeat_ms: u64,
+}
+
+impl Default for DataMembershipSection {
+    fn default() -> Self {
+        Self { heartbeat_ms: 1_000 }
+    }
+}
+
+/// What a data node lends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySection {
+    /// Size of each of its regions, in bytes.
+    pub region_bytes: Vec<u64>,
+    /// Touch all memory at the start: no page fault later, and too little memory shows at once.
+    #[serde(default = "yes")]
+    pub populate: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// How a data node is reached by RMA.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FabricSection {
+    /// The address that its endpoints bind to; ports are chosen by the system.
+    pub bind: IpAddr,
+    /// The libfabric provider; absent: what this host has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provider: Option<String>,
+    /// Lanes open at once; beyond that writers share.
+    pub lanes_max: usize,
+}
+
+impl Default for FabricSection {
+    fn default() -> Self {
+        Self { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), provider: None, lanes_max: LANES_MAX }
+    }
+}
+
+/// A daemon's configuration file.
+pub trait ConfigFile: Serialize + DeserializeOwned {
+    /// The version that it says.
+    fn version(&self) -> u32;
+    /// Its paths.
+    fn node(&mut self) -> &mut NodeSection;
+    /// Relations between its values: the key, what it must be, what it is.
+    fn wrong(&self) -> Option<(&'static str, String, String)>;
+}
+
+impl ConfigFile for MetaFile {
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn node(&mut self) -> &mut NodeSection {
+        &mut self.node
+    }
+    fn wrong(&self) -> Option<(&'static str, String, String)> {
+        let raft = &self.raft;
+        let more_than = |than: u64| format!("more than {than}");
+        if raft.heartbeat_ms == 0 {
+            return Some(("raft.heartbeat_ms", more_than(0), "0".to_owned()));
+        }
+        // A follower must survive one lost heartbeat without an election.
+        if raft.election_ms_min <= 2 * raft.heartbeat_ms {
+            return Some(("raft.election_ms_min", more_than(2 * raft.heartbeat_ms), raft.election_ms_min.to_string()));
+        }
+        if raft.election_ms_max <= raft.election_ms_min {
+            return Some(("raft.election_ms_max", more_than(raft.election_ms_min), raft.election_ms_max.to_string()));
+        }
+        if raft.shards == 0 {
+            return Some(("raft.shards", more_than(0), "0".to_owned()));
+        }
+        if raft.snapshot_after_entries == 0 {
+            return Some(("raft.snapshot_after_entries", more_than(0), "0".to_owned()));
+        }
+        None
+    }
+}
+
+impl ConfigFile for DataNodeFile {
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn node(&mut self) -> &mut NodeSection {
+        &mut self.node
+    }
+    fn wrong(&self) -> Option<(&'static str, String, String)> {
+        use quarry_wire::limits::{REGION_BYTES_MAX, REGION_BYTES_MIN};
+        if self.memory.region_bytes.is_empty() {
+            return Some(("memory.region_bytes", "at least one region".to_owned(), "none".to_owned()));
+        }
+        let fits = REGION_BYTES_MIN..=REGION_BYTES_MAX;
+        let wrong = self.memory.region_bytes.iter().find(|bytes| !fits.contains(bytes));
+        if let Some(found) = wrong {
+            let expected = format!("{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes each");
+            return Some(("memory.region_bytes", expected, found.to_string()));
+        }
+        if self.membership.heartbeat_ms == 0 {
+            return Some(("membership.heartbeat_ms", "more than 0".to_owned(), "0".to_owned()));
+        }
+        None
+    }
+}
+
+/// What flags set: `section.key` and its value.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides(Vec<(String, Value)>);
+
+impl Overrides {
+    /// Takes `SECTION.KEY=VALUE`, the value read as the environment is: numbers, booleans and `[lists]` for what they are, else text.
+    ///
+    /// # Errors
+    /// [`ConfigError::Flag`] for anything else.
+    pub fn set(&mut self, assignment: &str) -> Result<(), ConfigError> {
+        let wrong = || ConfigError::Flag { found: assignment.to_owned() };
+        let (key, value) = assignment.split_once('=').ok_or_else(wrong)?;
+        if key.is_empty() || key.split('.').any(str::is_empty) {
+            return Err(wrong());
+        }
+        let value = value.parse().unwrap_or_else(|never: std::convert::Infallible| match never {});
+        self.0.push((key.to_owned(), value));
+        Ok(())
+    }
+    /// Sets `key` to a text, if there is one.
+    pub fn text(&mut self, key: &str, value: Option<impl ToString>) {
+        if let Some(value) = value {
+            self.0.push((key.to_owned(), Value::from(value.to_string())));
+        }
+    }
+    /// Sets `key` to a path as the working folder sees it, if there is one.
+    pub fn path(&mut self, key: &str, value: Option<&Path>) {
+        let absolute = value.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        self.text(key, absolute.map(|path| path.display().to_string()));
+    }
+}
+
+/// Reads the configuration at `path` under the environment of this process and `flags`.
+///
+/// # Errors
+/// [`ConfigError`], with the key and where it was set.
+pub fn load<T: ConfigFile>(path: &Path, flags: &Overrides) -> Result<T, ConfigError> {
+    load_with(path, Env::prefixed("QUARRY_").filter(|key| key.as_str().contains("__")).split("__"), flags)
+}
+
+fn load_with<T: ConfigFile>(path: &Path, env: Env, flags: &Overrides) -> Result<T, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_owned(), source })?;
+    let mut figment = Figment::new().merge(Toml::string(&text)).merge(env);
+    for (key, value) in &flags.0 {
+        figment = figment.merge(Serialized::default(key, value));
+    }
+    let mut config: T = figment.extract().map_err(|wrong| explain(path, wrong))?;
+    let origin = || path.display().to_string();
+    if config.version() != CONFIG_VERSION {
+        let found = config.version().to_string();
+        let expected = CONFIG_VERSION.to_string();
+        return Err(ConfigError::Value { key: "version".to_owned(), expected, found, origin: origin() });
+    }
+    if let Some((key, expected, found)) = config.wrong() {
+        return Err(ConfigError::Value { key: key.to_owned(), expected, found, origin: origin() });
+    }
+    let folder = path.parent().unwrap_or_else(|| Path::new(""));
+    let node = config.node();
+    for path in [&mut node.cluster, &mut node.key, &mut node.data_dir] {
+        *path = folder.join(&*path);
+    }
+    Ok(config)
+}
+
+/// Says what is wrong, by key and origin.
+fn explain(path: &Path, wrong: figment::Error) -> ConfigError {
+    let Some(first) = wrong.into_iter().next() else {
+        return ConfigError::Layout { path: path.to_owned(), why: "it is empty".to_owned() };
+    };
+    let origin = match &first.metadata {
+        Some(metadata) if metadata.name.contains("environment") => "set in the environment".to_owned(),
+        Some(metadata) if metadata.name.contains("TOML") => format!("in {}", path.display()),
+        Some(_) => "set by a flag".to_owned(),
+        None => format!("in {}", path.display()),
+    };
+    let section = first.path.join(".");
+    let below = |name: &str| {
+        let inside = first.path.last().is_some_and(|last| last == name);
+        if section.is_empty() || inside { name.to_owned() } else { format!("{section}.{name}") }
+    };
+    match &first.kind {
+        Kind::UnknownField(name, known) => ConfigError::UnknownKey {
+            // The path ends with the unknown key itself or with its section, by where it came from.
+            key: if first.path.last() == Some(name) { section.clone() } else { below(name) },
+            origin,
+            known: known.iter().map(|&name| name.to_owned()).collect(),
+        },
+        Kind::MissingField(name) => ConfigError::Missing { key: below(name), origin },
+        Kind::InvalidType(found, expected) | Kind::InvalidValue(found, expected) => {
+            ConfigError::Value { key: section, expected: expected.clone(), found: found.to_string(), origin }
+        }
+        _ => ConfigError::Layout { path: path.to_owned(), why: first.to_string() },
+    }
+}
+
+/// Milliseconds as a span of time.
+#[must_use]
+pub const fn ms(value: u64) -> Duration {
+    Duration::from_millis(value)
+}
+
+#[cfg(test)]
+#[expect(clippy::result_large_err, reason = "figment's Jail wants closures with figment's own error")]
+mod tests {
+    use super::*;
+    use figment::Jail;
+
+    const META: &str = r#"
+        version = 1
+        [node]
+        cluster = "../cluster.toml"
+        key = "node.key"
+        data_dir = "data"
+        listen = "127.0.0.1:7001"
+        [raft]
+        heartbeat_ms = 100
+    "#;
+
+    fn in_jail(run: impl FnOnce(&mut Jail) -> figment::error::Result<()>) {
+        Jail::expect_with(run);
+    }
+
+    #[test]
+    fn the_environment_wins_over_the_file_and_flags_win_over_both() {
+        in_jail(|jail| {
+            jail.create_file("meta.toml", META)?;
+            let path = jail.directory().join("meta.toml");
+            let read = |flags: &Overrides| load::<MetaFile>(&path, flags).unwrap();
+            let none = Overrides::default();
+            assert_eq!(read(&none).raft, RaftSection { heartbeat_ms: 100, ..RaftSection::default() });
+            jail.set_env("QUARRY_RAFT__HEARTBEAT_MS", "50");
+            jail.set_env("QUARRY_NODE__LISTEN", "127.0.0.1:9");
+            assert_eq!(read(&none).raft.heartbeat_ms, 50);
+            assert_eq!(read(&none).node.listen.port(), 9);
+            let mut flags = Overrides::default();
+            flags.set("raft.heartbeat_ms=25").unwrap();
+            flags.text("node.listen", Some("127.0.0.1:8"));
+            assert_eq!(read(&flags).raft.heartbeat_ms, 25);
+            assert_eq!(read(&flags).node.listen.port(), 8);
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name_wherever_it_comes_from() {
+        in_jail(|jail| {
+            let typo = META.replace("heartbeat_ms", "hartbeat_ms");
+            jail.create_file("typo.toml", &typo)?;
+            jail.create_file("meta.toml", META)?;
+            let (typo, path) = (jail.directory().join("typo.toml"), jail.directory().join("meta.toml"));
+            let unknown = |wrong: ConfigError| match wrong {
+                ConfigError::UnknownKey { key, origin, known } => {
+                    assert!(!known.is_empty());
+                    (key, origin)
+                }
+                other => panic!("{other}"),
+            };
+            let none = Overrides::default();
+            let (key, origin) = unknown(load::<MetaFile>(&typo, &none).unwrap_err());
+            assert_eq!(key, "raft.hartbeat_ms");
+            assert!(origin.contains("typo.toml"), "{origin}");
+            let mut flags = Overrides::default();
+            flags.set("raft.hartbeat_ms=1").unwrap();
+            let (key, origin) = unknown(load::<MetaFile>(&path, &flags).unwrap_err());
+            assert_eq!((key.as_str(), origin.as_str()), ("raft.hartbeat_ms", "set by a flag"));
+            jail.set_env("QUARRY_RAFT__HARTBEAT_MS", "1");
+            let (key, origin) = unknown(load::<MetaFile>(&path, &none).unwrap_err());
+            assert_eq!((key.as_str(), origin.as_str()), ("raft.hartbeat_ms", "set in the environment"));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn an_unknown_section_of_the_environment_is_refused_and_plain_variables_are_not_configuration() {
+        in_jail(|jail| {
+            jail.create_file("meta.toml", META)?;
+            let path = jail.directory().join("meta.toml");
+            jail.set_env("QUARRY_CLUSTER", "cluster.toml");
+            assert!(load::<MetaFile>(&path, &Overrides::default()).is_ok());
+            jail.set_env("QUARRY_RAFF__SHARDS", "1");
+            let wrong = load::<MetaFile>(&path, &Overrides::default()).unwrap_err();
+            assert!(matches!(wrong, ConfigError::UnknownKey { key, .. } if key == "raff"));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_wrong_value_says_its_key_what_was_expected_and_what_was_found() {
+        in_jail(|jail| {
+            jail.create_file("meta.toml", META)?;
+            let path = jail.directory().join("meta.toml");
+            let wrong = |assignment: &str| {
+                let mut flags = Overrides::default();
+                flags.set(assignment).unwrap();
+                match load::<MetaFile>(&path, &flags).unwrap_err() {
+                    ConfigError::Value { key, found, .. } => (key, found),
+                    other => panic!("{other}"),
+                }
+            };
+            assert_eq!(wrong("raft.shards=0"), ("raft.shards".to_owned(), "0".to_owned()));
+            assert_eq!(wrong("raft.election_ms_min=200"), ("raft.election_ms_min".to_owned(), "200".to_owned()));
+            assert_eq!(wrong("version=2"), ("version".to_owned(), "2".to_owned()));
+            assert_eq!(wrong("raft.shards=many").0, "raft.shards");
+            assert!(matches!(Overrides::default().set("raft"), Err(ConfigError::Flag { .. })));
+            assert!(matches!(Overrides::default().set(".x=1"), Err(ConfigError::Flag { .. })));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn a_missing_key_is_named_and_paths_start_at_the_folder_of_the_file() {
+        in_jail(|jail| {
+            jail.create_file("meta.toml", META)?;
+            jail.create_file("short.toml", &META.replace("key = \"node.key\"", ""))?;
+            let folder = jail.directory().to_owned();
+            let config = load::<MetaFile>(&folder.join("meta.toml"), &Overrides::default()).unwrap();
+            assert_eq!(config.node.key, folder.join("node.key"));
+            let wrong = load::<MetaFile>(&folder.join("short.toml"), &Overrides::default()).unwrap_err();
+            assert!(matches!(wrong, ConfigError::Missing { key, .. } if key == "node.key"));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn regions_outside_the_limits_are_refused() {
+        in_jail(|jail| {
+            let text = META.split("[raft]").next().unwrap_or_default().to_owned() + "[memory]\nregion_bytes = [1]\n";
+            jail.create_file("data.toml", &text)?;
+            let path = jail.directory().join("data.toml");
+            let mut flags = Overrides::default();
+            assert!(matches!(load::<DataNodeFile>(&path, &flags), Err(ConfigError::Value { .. })));
+            flags.set("memory.region_bytes=[1048576, 2097152]").unwrap();
+            let config = load::<DataNodeFile>(&path, &flags).unwrap();
+            assert_eq!(config.memory.region_bytes, [1 << 20, 2 << 20]);
+            flags.set("memory.region_bytes=[]").unwrap();
+            assert!(matches!(load::<DataNodeFile>(&path, &flags), Err(ConfigError::Value { .. })));
+            Ok(())
+        });
+    }
+}

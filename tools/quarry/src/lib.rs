@@ -1,0 +1,9 @@
+//! What the `quarry` binary, the other tools and the tests share: configuration, identities, local clusters of real processes, questions to
+//! running processes.
+#![warn(missing_docs)]
+
+pub mod admin;
+pub mod build;
+pub mod config;
+pub mod identity;
+pub mod local;

@@ -1,0 +1,137 @@
+//! The daemons: configuration in, a running node, an orderly end at SIGTERM or Ctrl-C.
+
+use crate::{cli::DaemonArgs, exit::Failure};
+use quarry::{
+    config::{DataNodeFile, MetaFile, NodeSection, Overrides, load, ms},
+    identity::Identity,
+    local::die_with_parent,
+};
+use quarry_client::Cluster;
+use quarry_datanode::{DataNode, DataNodeConfig};
+use quarry_meta::{MetaConfig, MetaNode, Timing};
+use quarry_wire::certificate::Role;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+/// Runs a meta node until it is asked to end.
+pub(crate) async fn meta(args: &DaemonArgs) -> Result<(), Failure> {
+    die_with_parent().map_err(Failure::error)?;
+    let file: MetaFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
+    let (cluster, identity) = who(&file.node, Role::Meta)?;
+    let node = identity.node();
+    let mut config =
+        MetaConfig::new(node, file.node.data_dir, cluster.uuid, cluster.root, identity.key, identity.certificate);
+    config.listen = file.node.listen;
+    config.advertise = file.node.advertise;
+    config.shards = file.raft.shards;
+    config.timing = Timing {
+        heartbeat: ms(file.raft.heartbeat_ms),
+        election_min: ms(file.raft.election_ms_min),
+        election_max: ms(file.raft.election_ms_max),
+    };
+    config.snapshot_after_entries = file.raft.snapshot_after_entries;
+    config.entries_kept = file.raft.entries_kept;
+    config.node_silence = ms(file.membership.node_silence_ms);
+    if args.check_config {
+        return Ok(());
+    }
+    log_to_stderr()?;
+    let mut end = End::new()?;
+    let meta = MetaNode::start(config).await.map_err(Failure::error)?;
+    info!(%node, cluster = %cluster.uuid, address = %meta.address(), "the meta node serves");
+    end.wait().await;
+    info!(%node, "the meta node drains");
+    meta.shutdown().await;
+    Ok(())
+}
+
+/// Runs a data node until it is asked to end.
+pub(crate) async fn datanode(args: &DaemonArgs) -> Result<(), Failure> {
+    die_with_parent().map_err(Failure::error)?;
+    let file: DataNodeFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
+    let (cluster, identity) = who(&file.node, Role::DataNode)?;
+    let node = identity.node();
+    let config = DataNodeConfig {
+        node,
+        listen: file.node.listen,
+        advertise: file.node.advertise,
+        data_dir: file.node.data_dir,
+        metas: cluster.metas.clone(),
+        cluster: cluster.uuid,
+        root: cluster.root,
+        key: identity.key,
+        certificate: identity.certificate,
+        region_bytes: file.memory.region_bytes,
+        populate: file.memory.populate,
+        fabric_bind: file.fabric.bind,
+        provider: file.fabric.provider,
+        heartbeat: ms(file.membership.heartbeat_ms),
+        lanes_max: file.fabric.lanes_max,
+    };
+    if args.check_config {
+        return Ok(());
+    }
+    log_to_stderr()?;
+    let mut end = End::new()?;
+    let data_node = DataNode::start(config).await.map_err(Failure::error)?;
+    info!(%node, cluster = %cluster.uuid, address = %data_node.address(), "the data node serves");
+    end.wait().await;
+    info!(%node, "the data node drains");
+    data_node.shutdown().await;
+    Ok(())
+}
+
+fn overrides(args: &DaemonArgs) -> Result<Overrides, Failure> {
+    let mut flags = Overrides::default();
+    for setting in &args.settings {
+        flags.set(setting).map_err(Failure::error)?;
+    }
+    flags.text("node.listen", args.listen.as_ref());
+    flags.text("node.advertise", args.advertise.as_ref());
+    flags.path("node.data_dir", args.data_dir.as_deref());
+    flags.path("node.cluster", args.cluster.as_deref());
+    flags.path("node.key", args.key.as_deref());
+    Ok(flags)
+}
+
+fn who(node: &NodeSection, role: Role) -> Result<(Cluster, Identity), Failure> {
+    let cluster = Cluster::from_file(&node.cluster)?;
+    let identity = Identity::read(&node.key, role, cluster.uuid, cluster.root).map_err(Failure::error)?;
+    Ok((cluster, identity))
+}
+
+/// Structured logs to stderr: QUARRY_LOG says which, QUARRY_LOG_FORMAT how.
+fn log_to_stderr() -> Result<(), Failure> {
+    let filter = match std::env::var("QUARRY_LOG") {
+        Ok(text) => EnvFilter::try_new(&text)
+            .map_err(|wrong| Failure::error(format!("QUARRY_LOG is no filter ({wrong}), found {text:?}")))?,
+        Err(_) => EnvFilter::new("info"),
+    };
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    match std::env::var("QUARRY_LOG_FORMAT").as_deref() {
+        Ok("json") => logs.json().init(),
+        Ok("text") | Err(_) => logs.init(),
+        Ok(found) => return Err(Failure::error(format!("QUARRY_LOG_FORMAT must be text or json, found {found:?}"))),
+    }
+    Ok(())
+}
+
+/// SIGTERM or Ctrl-C, listened for from the start so that none is missed.
+pub(crate) struct End {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl End {
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(Failure::error);
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+    pub(crate) async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

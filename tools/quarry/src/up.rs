@@ -1,0 +1,96 @@
+//! `quarry up`: a cluster on this host until Ctrl-C.
+
+use crate::{
+    cli::UpArgs,
+    exit::{Code, Failure},
+    serve::End,
+};
+use quarry::local::{LocalCluster, LocalError, LocalSpec};
+use std::{fs, path::Path, time::Duration};
+
+/// How long a cluster may take to be ready.
+const READY: Duration = Duration::from_secs(60);
+/// How often the processes are looked after.
+const LOOK: Duration = Duration::from_millis(500);
+
+#[expect(clippy::print_stdout, reason = "a command speaks to its user")]
+pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
+    let mut end = End::new()?;
+    let binary = std::env::current_exe().map_err(Failure::error)?;
+    let spec = LocalSpec {
+        metas: args.metas,
+        data_nodes: args.data_nodes,
+        region_bytes: vec![args.region],
+        ..LocalSpec::new(binary)
+    };
+    let mut cluster = if LocalCluster::exists(&args.dir) {
+        LocalCluster::open(&args.dir, spec)
+    } else {
+        LocalCluster::create(&args.dir, spec)
+    }?;
+    let started = tokio::select! {
+        started = cluster.start(READY) => Some(started),
+        () = end.wait() => None,
+    };
+    match started {
+        Some(started) => started?,
+        // The processes end with `cluster`.
+        None => return Ok(()),
+    }
+    let file = cluster.cluster_file();
+    for member in cluster.members() {
+        let pid = cluster.pid(member).unwrap_or_default();
+        println!(
+            "{member:<10} {:<22} pid {pid:<8} log {}",
+            cluster.address(member),
+            cluster.log_file(member).display()
+        );
+    }
+    println!("\nThe cluster is ready. In another terminal:\n");
+    println!("  export QUARRY_CLUSTER={} QUARRY_NAMESPACE=kv", file.display());
+    println!("  quarry namespace create kv --copies {}", cluster.data_nodes().len().min(2));
+    println!("  echo hello | quarry put greeting && quarry get greeting\n");
+    println!("Ctrl-C stops it.");
+    let ready = args.ready_file.as_deref().map(|path| ReadyFile::write(path, &file)).transpose()?;
+    let mut look = tokio::time::interval(LOOK);
+    loop {
+        tokio::select! {
+            () = end.wait() => break,
+            _ = look.tick() => {
+                for (member, status) in cluster.ended()? {
+                    eprintln!("{member} ended ({status}); its log is {}", cluster.log_file(member).display());
+                }
+            }
+        }
+    }
+    drop(ready);
+    println!("stopping");
+    Ok(cluster.stop().await?)
+}
+
+/// A file that exists while the cluster is ready.
+struct ReadyFile<'a>(&'a Path);
+
+impl<'a> ReadyFile<'a> {
+    fn write(path: &'a Path, cluster_file: &Path) -> Result<Self, Failure> {
+        // Written aside and renamed, so that whoever waits for it finds it whole.
+        let aside = path.with_added_extension("new");
+        let written = fs::write(&aside, format!("{}\n", cluster_file.display())).and_then(|()| fs::rename(aside, path));
+        written.map_err(|wrong| Failure::error(format!("{}: {wrong}", path.display())))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for ReadyFile<'_> {
+    fn drop(&mut self) {
+        // It may have been removed by whoever waited for it.
+        let _ = fs::remove_file(self.0);
+    }
+}
+
+impl From<LocalError> for Failure {
+    fn from(error: LocalError) -> Self {
+        let code = if matches!(error, LocalError::Deadline { .. }) { Code::Unavailable } else { Code::Error };
+        Self::new(code, error)
+    }
+}

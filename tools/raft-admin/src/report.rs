@@ -1,0 +1,207 @@
+//! What the meta nodes answered, side by side.
+
+use comfy_table::{Table, presets};
+use quarry::admin::{self, CallError};
+use quarry_proto::v1;
+use serde_json::{Value, json};
+
+type Answer = Result<v1::StatusReply, CallError>;
+
+/// One object per meta node, in the order of the cluster file, and the leaders.
+pub(crate) fn json(metas: &[String], answers: &[Answer]) -> Value {
+    let one = |(address, answer): (&String, &Answer)| match answer {
+        Err(wrong) => json!({ "address": address, "error": wrong.to_string() }),
+        Ok(reply) => json!({
+            "address": address,
+            "node": reply.node,
+            "cluster": hex::encode(&reply.cluster),
+            "generation": reply.generation,
+            "build": reply.build,
+            "groups": reply.groups.iter().map(of_group).collect::<Value>(),
+            "data_nodes": reply.data_nodes.iter().map(of_data_node).collect::<Value>(),
+            "space": reply.space.iter().map(of_space).collect::<Value>(),
+            "counters": reply.counters.iter().map(of_counter).collect::<Value>(),
+        }),
+    };
+    let heard: Vec<&v1::StatusReply> = answers.iter().filter_map(|answer| answer.as_ref().ok()).collect();
+    let leaders = groups(&heard).into_iter().map(|group| {
+        let leader = admin::leader_of(heard.iter().copied(), group);
+        json!({ "group": group, "leader": leader.map(|node| node.0) })
+    });
+    json!({ "metas": metas.iter().zip(answers).map(one).collect::<Value>(), "leaders": leaders.collect::<Value>() })
+}
+
+fn of_group(it: &v1::GroupStatus) -> Value {
+    json!({
+        "group": it.group,
+        "role": it.role,
+        "term": it.term,
+        "leader": it.leader,
+        "last_log": it.last_log,
+        "committed": it.committed,
+        "applied": it.applied,
+        "snapshot": it.snapshot,
+        "purged": it.purged,
+        "log_time_ms": it.log_time_ms,
+        "members": it.members,
+        "hash": hex::encode(&it.hash),
+    })
+}
+
+fn of_data_node(it: &v1::DataNodeStatus) -> Value {
+    let region = |life: &v1::RegionLife| {
+        let incarnation = life.incarnation.unwrap_or_default();
+        json!({
+            "index": life.region.unwrap_or_default().index,
+            "incarnation": format!("{}.{}", incarnation.generation, incarnation.number),
+        })
+    };
+    json!({
+        "node": it.node,
+        "address": it.address,
+        "alive": it.alive,
+        "silent_ms": it.silent_ms,
+        "regions": it.regions.iter().map(region).collect::<Value>(),
+    })
+}
+
+fn of_space(it: &v1::SpaceStatus) -> Value {
+    let region = it.region.unwrap_or_default();
+    json!({
+        "shard": it.shard,
+        "node": region.node,
+        "region": region.index,
+        "free_bytes": it.free_bytes,
+        "granted_bytes": it.granted_bytes,
+        "committed_bytes": it.committed_bytes,
+        "resting_bytes": it.resting_bytes,
+        "grants": it.grants,
+        "keys": it.keys,
+    })
+}
+
+fn of_counter(it: &v1::MethodCounter) -> Value {
+    json!({
+        "method": it.method,
+        "calls": it.calls,
+        "received_bytes": it.received_bytes,
+        "sent_bytes": it.sent_bytes,
+    })
+}
+
+fn groups(heard: &[&v1::StatusReply]) -> std::collections::BTreeSet<u32> {
+    heard.iter().flat_map(|reply| reply.groups.iter().map(|it| it.group)).collect()
+}
+
+/// Tables for people: groups by meta node, then data nodes and space as the leaders see them.
+pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
+    let mut nodes =
+        table(&["meta node", "address", "group", "role", "leader", "term", "committed", "applied", "snapshot"]);
+    for (address, answer) in metas.iter().zip(answers) {
+        match answer {
+            Err(wrong) => {
+                nodes.add_row(vec!["-".to_owned(), address.clone(), "-".to_owned(), wrong.to_string()]);
+            }
+            Ok(reply) if reply.groups.is_empty() => {
+                let words = [&reply.node.to_string(), address, "-", "in no cluster yet"];
+                nodes.add_row(words.map(str::to_owned).to_vec());
+            }
+            Ok(reply) => {
+                for it in &reply.groups {
+                    let leader = if it.leader == 0 { "none".to_owned() } else { it.leader.to_string() };
+                    nodes.add_row(vec![
+                        reply.node.to_string(),
+                        address.clone(),
+                        it.group.to_string(),
+                        it.role.clone(),
+                        leader,
+                        it.term.to_string(),
+                        it.committed.to_string(),
+                        it.applied.to_string(),
+                        it.snapshot.to_string(),
+                    ]);
+                }
+            }
+        }
+    }
+    let heard: Vec<&v1::StatusReply> = answers.iter().filter_map(|answer| answer.as_ref().ok()).collect();
+    // Heartbeats reach every meta node, so that any answer tells of data nodes; the leader of the directory judges.
+    let judge = admin::leader_of(heard.iter().copied(), admin::DIRECTORY);
+    let seen = heard.iter().find(|reply| Some(reply.node) == judge.map(|node| node.0)).or_else(|| heard.first());
+    let mut data = table(&["data node", "address", "alive", "silent", "regions"]);
+    for it in seen.into_iter().flat_map(|reply| &reply.data_nodes) {
+        data.add_row(vec![
+            it.node.to_string(),
+            it.address.clone(),
+            it.alive.to_string(),
+            format!("{} ms", it.silent_ms),
+            it.regions.len().to_string(),
+        ]);
+    }
+    let mut space = table(&["shard", "data node", "free", "granted", "committed", "resting", "grants", "keys"]);
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    for group in groups(&heard).into_iter().filter(|group| *group != admin::DIRECTORY) {
+        let leader = admin::leader_of(heard.iter().copied(), group);
+        let of_leader = heard.iter().filter(|reply| Some(reply.node) == leader.map(|node| node.0));
+        for it in of_leader.flat_map(|reply| &reply.space).filter(|it| it.shard == group) {
+            space.add_row(vec![
+                it.shard.to_string(),
+                it.region.unwrap_or_default().node.to_string(),
+                mib(it.free_bytes),
+                mib(it.granted_bytes),
+                mib(it.committed_bytes),
+                mib(it.resting_bytes),
+                it.grants.to_string(),
+                it.keys.to_string(),
+            ]);
+        }
+    }
+    let mut shown = nodes.to_string();
+    for table in [data, space].iter().filter(|table| !table.is_empty()) {
+        shown.push('\n');
+        shown.push_str(&table.to_string());
+    }
+    shown
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.to_vec());
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers() -> (Vec<String>, Vec<Answer>) {
+        let group = v1::GroupStatus { group: 1, role: "leader".into(), term: 4, leader: 2, ..Default::default() };
+        let reply = v1::StatusReply {
+            node: 2,
+            groups: vec![group],
+            data_nodes: vec![v1::DataNodeStatus { node: 101, alive: true, ..Default::default() }],
+            space: vec![v1::SpaceStatus { shard: 1, free_bytes: 3 << 20, ..Default::default() }],
+            ..Default::default()
+        };
+        let gone = CallError::Unreachable { address: "h:1".into(), why: "refused".into() };
+        (vec!["h:1".into(), "h:2".into()], vec![Err(gone), Ok(reply)])
+    }
+
+    #[test]
+    fn json_has_a_row_for_every_meta_node_also_for_one_that_does_not_answer() {
+        let (metas, answers) = answers();
+        let json = json(&metas, &answers);
+        assert!(json["metas"][0]["error"].as_str().unwrap().contains("refused"));
+        assert_eq!(json["metas"][1]["groups"][0]["term"], 4);
+        assert_eq!(json["leaders"][0]["leader"], 2);
+    }
+
+    #[test]
+    fn the_tables_show_nodes_that_answer_and_nodes_that_do_not() {
+        let (metas, answers) = answers();
+        let text = text(&metas, &answers);
+        for word in ["refused", "leader", "101", "3.0 MiB"] {
+            assert!(text.contains(word), "{word} is not in\n{text}");
+        }
+    }
+}
