@@ -326,6 +326,12 @@ impl Control {
                         self.applied(group, it.floor_ms.saturating_add(1));
                         self.describe(deadline).await?;
                     }
+                    // A restored group counts from an older point: what we heard before is ahead of it.
+                    Refusal::Malformed(it) if it.field.starts_with("request") && !unsure && !named_anew => {
+                        named_anew = true;
+                        self.applied_ms.lock().remove(&group);
+                        self.describe(deadline).await?;
+                    }
                     Refusal::StaleRequest(_) if unsure => {
                         let why = "the cluster has forgotten whether it was executed".to_owned();
                         return Err(CallError::Indeterminate { why });

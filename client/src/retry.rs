@@ -48,31 +48,11 @@ impl Fault {
         )
     }
 
-    /// Whether an attempt that ended so may have taken effect: all others were turned down before anything was done.
+    /// Whether an attempt that ended so may have taken effect: all other refusals are said before anything is done.
     pub(crate) fn leaves_unsure(&self) -> bool {
         match self {
             Self::Transport(_) | Self::TimedOut => true,
             Self::Refused(refusal) => matches!(**refusal, Refusal::Indeterminate(_)),
-        }
-    }
-
-    /// Whether a Commit that ended so may have reached the log.
-    pub(crate) fn may_be_logged(&self) -> bool {
-        match self {
-            Self::Transport(_) | Self::TimedOut => true,
-            // These are said by the coordinator before it asks anybody else.
-            Self::Refused(refusal) => !matches!(
-                **refusal,
-                Refusal::UnknownGrant(_)
-                    | Refusal::StaleIncarnation(_)
-                    | Refusal::Malformed(_)
-                    | Refusal::ArmRefused(_)
-                    | Refusal::UnsupportedProtocol(_)
-                    | Refusal::WrongCluster(_)
-                    | Refusal::VersionAhead(_)
-                    | Refusal::TooLarge(_)
-                    | Refusal::UnknownNamespace(_)
-            ),
         }
     }
 }
@@ -297,7 +277,8 @@ pub(crate) fn after_put(happened: &Happened, standing: &Standing) -> PutStep {
             Outcome::NoSpace => {
                 PutStep::GiveUp(PutError::NoSpace { resource: "the namespace".to_owned(), retry_after: None })
             }
-            Outcome::UnknownGrant(_) => indeterminate("the cluster has forgotten the grant".to_owned()),
+            Outcome::UnknownGrant(Some(_)) => indeterminate("the cluster has forgotten the grant".to_owned()),
+            Outcome::UnknownGrant(None) => resolve("the cluster has forgotten the grant".to_owned()),
             Outcome::NotConfirmed(why) if *maybe_logged => resolve(why.clone()),
             Outcome::NotConfirmed(why) => another_grant(why.clone()),
             Outcome::Exists(None) | Outcome::StaleVersion(None) => {
@@ -309,12 +290,16 @@ pub(crate) fn after_put(happened: &Happened, standing: &Standing) -> PutStep {
             Fault::Refused(refusal)
                 if matches!(
                     **refusal,
-                    Refusal::UnknownGrant(_) | Refusal::StaleIncarnation(_) | Refusal::ArmRefused(_)
+                    Refusal::VersionAhead(_)
+                        | Refusal::UnsupportedProtocol(_)
+                        | Refusal::WrongCluster(_)
+                        | Refusal::UnknownNamespace(_)
+                        | Refusal::TooLarge(_)
                 ) =>
             {
-                another_grant(fault.to_string())
+                PutStep::GiveUp(fault.clone().into_error("the coordinating holder").into())
             }
-            fault => PutStep::GiveUp(fault.clone().into_error("the coordinating holder").into()),
+            fault => another_grant(fault.to_string()),
         },
         Happened::TooFewWritten { written, needed, last } => {
             match another_grant(format!("{written} of {needed} holders took the frame: {last}")) {
@@ -411,12 +396,14 @@ mod tests {
 
     #[test]
     fn after_unknown_grant_nothing_is_rewritten() {
-        for current in [None, Some(other())] {
-            for maybe_logged in [false, true] {
-                let happened = Happened::Outcome { outcome: Outcome::UnknownGrant(current), maybe_logged };
-                let step = after_put(&happened, &standing());
-                assert!(matches!(step, PutStep::GiveUp(PutError::Indeterminate { .. })), "{step:?}");
-            }
+        for maybe_logged in [false, true] {
+            let happened = |current| Happened::Outcome { outcome: Outcome::UnknownGrant(current), maybe_logged };
+            let step = after_put(&happened(Some(other())), &standing());
+            assert!(matches!(step, PutStep::GiveUp(PutError::Indeterminate { .. })), "{step:?}");
+            let step = after_put(&happened(None), &standing());
+            assert!(matches!(step, PutStep::Retry { how: How::Resolve, .. }), "{step:?}");
+            let step = after_put(&happened(None), &Standing { left: Duration::ZERO, ..standing() });
+            assert!(matches!(step, PutStep::GiveUp(PutError::Indeterminate { .. })), "{step:?}");
         }
     }
 
@@ -491,12 +478,13 @@ mod tests {
     }
 
     #[test]
-    fn only_refusals_of_the_coordinator_itself_prove_that_nothing_was_logged() {
-        assert!(Fault::TimedOut.may_be_logged());
-        assert!(Fault::Transport("reset".into()).may_be_logged());
-        assert!(indeterminate().may_be_logged());
-        assert!(refused(Refusal::NotReady(v1::NotReady::default())).may_be_logged());
-        assert!(!unknown_grant().may_be_logged());
+    fn only_silence_and_indeterminate_leave_unsure() {
+        for unsure in [Fault::TimedOut, Fault::Transport("reset".into()), indeterminate()] {
+            assert!(unsure.leaves_unsure());
+        }
+        for sure in [unknown_grant(), refused(Refusal::NotReady(v1::NotReady::default()))] {
+            assert!(!sure.leaves_unsure());
+        }
     }
 
     #[test]

@@ -172,16 +172,16 @@ fn plan(core: &Core, wants: Vec<Want>, deadline: Instant) -> (Vec<Run>, Vec<Fetc
                 continue;
             }
         };
-        if let (Some((start, end)), Some(run)) = (open, runs.last_mut()) {
-            let same = (start.region, start.incarnation) == (place.region, place.incarnation);
-            let gap = place.offset.saturating_sub(end);
-            let grown = place.offset + bytes - start.offset;
-            if same && place.offset >= end && gap <= bytes / GAP_PART + GAP_BYTES && grown <= RUN_BYTES {
-                run.frames.push((want, place.offset - start.offset));
-                run.bytes = grown;
-                open = Some((start, place.offset + bytes));
-                continue;
-            }
+        if let (Some((start, end)), Some(run)) = (open, runs.last_mut())
+            && (start.region, start.incarnation) == (place.region, place.incarnation)
+            && place.offset >= end
+            && place.offset - end <= bytes / GAP_PART + GAP_BYTES
+            && place.offset + bytes - start.offset <= RUN_BYTES
+        {
+            run.frames.push((want, place.offset - start.offset));
+            run.bytes = place.offset + bytes - start.offset;
+            open = Some((start, place.offset + bytes));
+            continue;
         }
         open = Some((place, place.offset + bytes));
         let target = Target {

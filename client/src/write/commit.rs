@@ -153,7 +153,7 @@ async fn send(
                 }
                 Err(fault) => fault,
             };
-        maybe_logged |= fault.may_be_logged();
+        maybe_logged |= fault.leaves_unsure();
         tracing::debug!(%node, %fault, "a commit brought no outcome");
         let step = retry::after_commit(&fault, attempt, written.len());
         match step {

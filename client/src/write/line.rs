@@ -1,7 +1,7 @@
 //! A line: the slabs through which one kind of frame (namespace, shard, slot size) is written, one after the other.
 //!
-//! Decides which slab the next frames go to and when the next one is fetched. At most one caller opens a slab at a time; the others wait
-//! behind it, and the opening itself goes on if that caller goes away.
+//! Decides which slab the next frames go to and when the next one is fetched. At most one slab is being opened at a time, in a task of its
+//! own: all who need one wait for it, and it goes on if they go away.
 
 use crate::{
     core::Core,
@@ -12,6 +12,7 @@ use crate::{
         slots::slots_to_ask,
     },
 };
+use futures::{FutureExt as _, future::Shared};
 use parking_lot::Mutex;
 use quarry_wire::ids::{NamespaceId, ShardId};
 use std::{collections::VecDeque, sync::Arc};
@@ -32,9 +33,10 @@ pub(crate) struct LineId {
 pub(crate) struct Line {
     pub(crate) id: LineId,
     state: Mutex<State>,
-    /// Held by the caller that opens the next slab.
-    opening: tokio::sync::Mutex<()>,
 }
+
+/// How the slab that is being opened came out; told to all who wait for it.
+type Opening = Shared<oneshot::Receiver<Result<(), PutError>>>;
 
 #[derive(Debug)]
 struct State {
@@ -44,8 +46,8 @@ struct State {
     last_slots: Option<u32>,
     /// Slots that callers know they will need.
     demand: u32,
-    /// A slab is being fetched ahead of need.
-    fetching: bool,
+    /// The slab that is being opened.
+    opening: Option<Opening>,
     used: Instant,
 }
 
@@ -81,9 +83,8 @@ impl Drop for Demand {
 
 impl Line {
     pub(crate) fn new(id: LineId) -> Self {
-        let state =
-            State { slabs: VecDeque::new(), last_slots: None, demand: 0, fetching: false, used: Instant::now() };
-        Self { id, state: Mutex::new(state), opening: tokio::sync::Mutex::new(()) }
+        let state = State { slabs: VecDeque::new(), last_slots: None, demand: 0, opening: None, used: Instant::now() };
+        Self { id, state: Mutex::new(state) }
     }
 
     pub(crate) fn last_used(&self) -> Instant {
@@ -110,13 +111,14 @@ impl Line {
             if let Some(reservation) = self.reserve_now(core, wanted) {
                 return Ok(reservation);
             }
-            let _turn = timeout_at(deadline, self.opening.lock()).await.map_err(|_| late())?;
-            if let Some(reservation) = self.reserve_now(core, wanted) {
-                return Ok(reservation);
+            let (opening, begun_for_us) = self.opening(core, wanted);
+            match timeout_at(deadline, opening).await {
+                Ok(Ok(Ok(()))) => {}
+                Ok(Ok(Err(error))) if begun_for_us || is_final(&error) => return Err(error),
+                // It was begun for others, whose time was over earlier; or its task ended with the runtime.
+                Ok(Ok(Err(_))) => {}
+                Ok(Err(_)) | Err(_) => return Err(late()),
             }
-            let (told, opened) = oneshot::channel();
-            self.open_in_background(core, wanted, deadline, Some(told));
-            timeout_at(deadline, opened).await.map_err(|_| late())?.unwrap_or_else(|_| Err(late()))?;
         }
     }
 
@@ -126,10 +128,7 @@ impl Line {
         let (reservation, fetch) = loop {
             let slab = state.slabs.front()?;
             if let Some(reservation) = slab.reserve(wanted) {
-                let fetch = state.slabs.len() == 1 && !state.fetching && slab.wants_successor();
-                if fetch {
-                    state.fetching = true;
-                }
+                let fetch = state.slabs.len() == 1 && state.opening.is_none() && slab.wants_successor();
                 break (reservation, fetch);
             }
             // It is over; its keeper seals it.
@@ -143,45 +142,36 @@ impl Line {
             reservation.slab.retire();
         }
         if fetch {
-            self.open_in_background(core, 1, Instant::now() + core.options.timeout, None);
+            drop(self.opening(core, 1));
         }
         Some(reservation)
     }
 
-    /// Opens a slab in a task of its own, so that it is there (or given back) even if nobody waits for it any more.
-    fn open_in_background(
-        self: &Arc<Self>,
-        core: &Arc<Core>,
-        wanted: u32,
-        deadline: Instant,
-        told: Option<oneshot::Sender<Result<(), PutError>>>,
-    ) {
-        let (line, core) = (Arc::clone(self), Arc::clone(core));
-        let slots = {
-            let state = self.state.lock();
-            let needed = if told.is_some() { state.demand.max(wanted) } else { wanted };
-            slots_to_ask(state.last_slots, needed, self.id.slot_size, core.options.slab_bytes_max)
-        };
-        let tasks = core.tasks.clone();
-        tasks.spawn(async move {
-            let opened = open::open(&core, self_id(&line), slots, deadline).await;
-            let outcome = match opened {
-                Ok(slab) => {
-                    line.add(&core, slab);
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            };
-            match told {
-                Some(told) => drop(told.send(outcome)),
-                None => {
-                    line.state.lock().fetching = false;
-                    if let Err(error) = outcome {
-                        tracing::debug!(%error, "the next slab could not be fetched ahead of need");
-                    }
-                }
+    /// The opening that is under way, or a new one; true if it is new.
+    fn opening(self: &Arc<Self>, core: &Arc<Core>, wanted: u32) -> (Opening, bool) {
+        let mut state = self.state.lock();
+        if let Some(opening) = &state.opening {
+            return (opening.clone(), false);
+        }
+        let needed = state.demand.max(wanted);
+        let slots = slots_to_ask(state.last_slots, needed, self.id.slot_size, core.options.slab_bytes_max);
+        let (tell, told) = oneshot::channel();
+        let opening = told.shared();
+        state.opening = Some(opening.clone());
+        drop(state);
+        let (line, opener) = (Arc::clone(self), Arc::clone(core));
+        core.tasks.spawn(async move {
+            // As long as any caller that begins now may wait.
+            let deadline = Instant::now() + opener.options.timeout;
+            let outcome = open::open(&opener, line.id, slots, deadline).await.map(|slab| line.add(&opener, slab));
+            if let Err(error) = &outcome {
+                tracing::debug!(%error, "a slab could not be opened");
             }
+            line.state.lock().opening = None;
+            // A slab that was fetched ahead of need has nobody waiting.
+            drop(tell.send(outcome));
         });
+        (opening, true)
     }
 
     fn add(self: &Arc<Self>, core: &Arc<Core>, slab: Arc<Slab>) {
@@ -194,6 +184,7 @@ impl Line {
     }
 }
 
-fn self_id(line: &Line) -> LineId {
-    line.id
+/// Whether a later attempt would end no better.
+fn is_final(error: &PutError) -> bool {
+    !matches!(error, PutError::Deadline { .. } | PutError::TooFewHolders { .. })
 }

@@ -1,7 +1,7 @@
 //! Opens a slab: asks the shard for a grant and arms it on its holders.
 //!
-//! Decides what to do with less than was asked for: a holder that cannot be armed is left out if enough remain, and avoided for a while;
-//! without room, fewer slots are asked for.
+//! Decides what to do with less than was asked for: a holder that cannot be armed is left out if enough remain, and avoided for a while.
+//! The shard grants fewer slots by itself when there is less room.
 
 use crate::{
     core::Core,
@@ -26,16 +26,9 @@ use tokio::time::Instant;
 
 /// Time between the last write and the end of the grant, or a quarter of its life if that is less.
 const MARGIN: Duration = Duration::from_secs(3);
-/// Without room, so many slots fewer are asked for.
-const SHRINK: u32 = 4;
 
 /// Gets a slab of up to `slots` slots and arms it, until `deadline`.
-pub(crate) async fn open(
-    core: &Arc<Core>,
-    line: LineId,
-    mut slots: u32,
-    deadline: Instant,
-) -> Result<Arc<Slab>, PutError> {
+pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: Instant) -> Result<Arc<Slab>, PutError> {
     let mut attempt = 0;
     loop {
         let avoid = core.endpoints.avoided();
@@ -55,10 +48,6 @@ pub(crate) async fn open(
                 (retry::pause(attempt), PutError::TooFewHolders { needed, reached, last })
             }
             Err(CallError::Refused(refusal)) => match *refusal {
-                Refusal::NoSpace(_) if slots > 1 => {
-                    slots = (slots / SHRINK).max(1);
-                    continue;
-                }
                 // Nodes that we avoid may be all that lacks.
                 Refusal::NoSpace(it) if !it.terminal || !avoid.is_empty() => {
                     let after = Duration::from_millis(it.retry_after_ms).min(Duration::from_secs(1));

@@ -1,0 +1,120 @@
+//! Wrong bytes, wrong signatures, old leases.
+
+use crate::{cluster, content, double::Double};
+use quarry_client::{CallError, Clock, GetError, NamespaceSpec, Options, PutError, SystemClock};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_copy_is_never_shown_and_the_other_one_is_read() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    for number in 0..40_u64 {
+        blocks.put(format!("key-{number}"), content(number, 3000)).await.unwrap();
+        double.damage(&format!("key-{number}"), usize::try_from(number % 2).unwrap());
+    }
+    for number in 0..40 {
+        let value = blocks.get(format!("key-{number}")).await.unwrap().unwrap();
+        assert!(value.bytes == content(number, 3000));
+    }
+    assert!(client.stats().damaged_copies > 0);
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_whose_copies_are_all_damaged_is_an_error() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    blocks.put("key", content(1, 3000)).await.unwrap();
+    double.damage("key", 0);
+    double.damage("key", 1);
+    let result = blocks.get("key").await;
+    assert!(matches!(result, Err(GetError::Corrupt { .. })), "{result:?}");
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_cannot_be_read_is_passed_over() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    for number in 0..40 {
+        blocks.put(format!("key-{number}"), content(number, 3000)).await.unwrap();
+    }
+    double.close_reader(0);
+    for number in 0..40 {
+        let value = blocks.get(format!("key-{number}")).await.unwrap().unwrap();
+        assert!(value.bytes == content(number, 3000));
+    }
+    let short = Options {
+        timeout: Duration::from_millis(800),
+        attempt_timeout: Duration::from_millis(200),
+        ..Options::default()
+    };
+    let other = double.connect(short).await;
+    let theirs = other.namespace("kv").await.unwrap();
+    double.close_reader(1);
+    let result = theirs.get("key-1").await;
+    assert!(matches!(result, Err(GetError::Unreachable { .. } | GetError::Deadline { .. })), "{result:?}");
+    other.close().await.unwrap();
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grants_and_batches_that_nobody_certified_are_not_used() {
+    let short = Options { timeout: Duration::from_secs(1), ..Options::default() };
+    let (double, client, blocks) = cluster(2, short).await;
+    double.faults().forge_grants = true;
+    let result = blocks.put("key", "value").await;
+    assert!(matches!(result, Err(PutError::Call(CallError::Untrusted { .. }))), "{result:?}");
+    assert_eq!(client.stats().fabric_writes, 0);
+    double.faults().forge_grants = false;
+    double.faults().forge_batches = true;
+    blocks.put("key", "value").await.unwrap();
+    let result = blocks.get("key").await;
+    assert!(matches!(result, Err(GetError::Call(CallError::Untrusted { .. }))), "{result:?}");
+    assert_eq!(client.stats().fabric_reads, 0);
+    client.close().await.unwrap();
+}
+
+/// The system's clock, and what was added.
+#[derive(Debug, Default)]
+struct Pushed(AtomicU64);
+
+impl Clock for Pushed {
+    fn wall_ms(&self) -> u64 {
+        SystemClock.wall_ms()
+    }
+    fn boot(&self) -> Duration {
+        SystemClock.boot() + Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_descriptor_is_not_used_after_its_lease_also_if_the_machine_slept() {
+    let clock = Arc::new(Pushed::default());
+    let double = Double::start(2).await;
+    let client = double.connect(Options { clock: Arc::clone(&clock) as Arc<dyn Clock>, ..Options::default() }).await;
+    let blocks = client.create_namespace(NamespaceSpec::cache("kv")).await.unwrap();
+    blocks.put("key", "value").await.unwrap();
+    let resolves = || client.stats().control_calls.get("Resolve").copied().unwrap_or(0);
+    blocks.get("key").await.unwrap().unwrap();
+    blocks.get("key").await.unwrap().unwrap();
+    assert_eq!(resolves(), 1);
+    clock.0.store(6_000, Ordering::Relaxed);
+    blocks.get("key").await.unwrap().unwrap();
+    assert_eq!(resolves(), 2);
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_lease_nothing_is_read() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    blocks.put("key", "value").await.unwrap();
+    double.faults().lease_ms = Some(0);
+    let result = blocks.get("key").await;
+    assert!(matches!(result, Err(GetError::Deadline { .. })), "{result:?}");
+    assert_eq!(client.stats().fabric_reads, 0);
+    client.close().await.unwrap();
+}

@@ -1,0 +1,718 @@
+//! A cluster in one process, for faults that real servers cannot be asked for: real gRPC, real fabric endpoints, real signatures, and a
+//! state without Raft. Memory is never used twice.
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use quarry_client::{Client, Cluster, Options};
+use quarry_fabric::{Access, Endpoint, EndpointConfig, Memory, Provider, Registration};
+use quarry_proto::{
+    convert,
+    protocol::Check,
+    refusal::Refusal,
+    v1::{
+        self,
+        commit_outcome::Code,
+        control_server::{Control, ControlServer},
+        data_node_server::{DataNode, DataNodeServer},
+        delete_outcome,
+    },
+};
+use quarry_wire::{
+    attestation::{Attestation, AttestationBatch, Placement},
+    certificate::{Certificate, Role},
+    frame::{FrameHeader, FrameKind, header_bytes},
+    grant::{Class, Grant, GrantHolder, Purpose},
+    ids::{
+        CertificateSerial, ClusterUuid, ExtentIndex, FeedNumber, Generation, GrantId, Incarnation, LendNumber,
+        NamespaceId, NodeId, Ordinal, RegionEpoch, RegionId, RegionIndex, ShardId, SlotIndex, WriterId,
+    },
+    key::Key,
+    merkle::{self, Hash},
+    region::{FabricName, RegionRecord},
+    signed::SecretKey,
+    units::{Offset, SlotCount, SlotSize},
+    version::{HybridClock, Version},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+const CLUSTER: ClusterUuid = ClusterUuid([7; 16]);
+const GENERATION: Generation = Generation(1);
+const META: NodeId = NodeId(1);
+const REGION_BYTES: u64 = 512 << 20;
+const SLAB_BYTES_MAX: u64 = 64 << 20;
+
+/// What goes wrong on purpose.
+#[derive(Default)]
+pub(crate) struct Faults {
+    /// Commits whose reply is lost after they were applied.
+    pub(crate) lose_replies: u32,
+    /// Commits that are lost before anything happens.
+    pub(crate) lose_commits: u32,
+    /// Outcomes to give instead of applying, one per entry that comes.
+    pub(crate) outcomes: VecDeque<v1::CommitOutcome>,
+    /// Nodes that refuse to arm.
+    pub(crate) no_arm: BTreeSet<u64>,
+    /// Nodes whose Commit answers that the grant is unknown.
+    pub(crate) unknown_grant: BTreeSet<u64>,
+    /// Refusals for the next grants.
+    pub(crate) refuse_grants: VecDeque<Refusal>,
+    /// Refusals for the next deletes.
+    pub(crate) refuse_deletes: VecDeque<Refusal>,
+    /// Lease to give instead of what was asked.
+    pub(crate) lease_ms: Option<u32>,
+    /// Grants are signed by a key that nobody certified.
+    pub(crate) forge_grants: bool,
+    /// Batches are signed by a key that nobody certified.
+    pub(crate) forge_batches: bool,
+    /// No call is answered.
+    pub(crate) silent: bool,
+    /// Grants live so long instead of what was asked.
+    pub(crate) ttl: Option<Duration>,
+}
+
+struct Holder {
+    id: NodeId,
+    key: SecretKey,
+    memory: Arc<Memory>,
+    reader: Endpoint,
+    record: Bytes,
+    lane: Mutex<Endpoint>,
+    /// Write regions, by grant.
+    armed: Mutex<HashMap<u64, Registration>>,
+    address: SocketAddr,
+}
+
+struct Given {
+    grant: Grant,
+    recorded: BTreeMap<u32, (Key, Version, v1::CommitOutcome)>,
+    sealed: Option<u32>,
+}
+
+#[derive(Clone)]
+struct Stored {
+    version: Version,
+    entry: v1::CommitEntry,
+    grant: Grant,
+    /// Per holder: signed batch, leaf, path.
+    copies: Vec<(NodeId, Bytes, u32, Vec<Hash>)>,
+}
+
+#[derive(Default)]
+struct State {
+    namespaces: Vec<v1::Namespace>,
+    grants: BTreeMap<u64, Given>,
+    next_offset: u64,
+    keys: BTreeMap<(u32, Key), Stored>,
+    now_ms: u64,
+}
+
+pub(crate) struct World {
+    root: SecretKey,
+    meta_key: SecretKey,
+    holders: Vec<Holder>,
+    metas: Vec<SocketAddr>,
+    /// Which of the meta servers leads.
+    leader: Mutex<usize>,
+    state: Mutex<State>,
+    pub(crate) faults: Mutex<Faults>,
+}
+
+/// The servers; they end when it is dropped.
+pub(crate) struct Double {
+    pub(crate) world: Arc<World>,
+    servers: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Double {
+    fn drop(&mut self) {
+        for server in &self.servers {
+            server.abort();
+        }
+        for holder in &self.world.holders {
+            holder.lane.lock().close();
+            holder.reader.close();
+        }
+    }
+}
+
+fn endpoint() -> Endpoint {
+    let config =
+        EndpointConfig { provider: Provider::detect().unwrap(), bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None };
+    Endpoint::open(config).unwrap()
+}
+
+impl Double {
+    /// Two meta servers, of which the second leads, and so many data nodes.
+    pub(crate) async fn start(nodes: u64) -> Self {
+        let root = SecretKey::from_seed(&[1; 32]);
+        let mut holders = Vec::new();
+        let mut listeners = Vec::new();
+        for number in 0..nodes {
+            let id = NodeId(11 + number);
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let key = SecretKey::from_seed(&[u8::try_from(id.0).unwrap(); 32]);
+            let memory = Memory::allocate(usize::try_from(REGION_BYTES).unwrap()).unwrap();
+            let reader = endpoint();
+            let region = reader.register(&memory, 0..memory.len(), Access::RemoteRead, Some(0x1000 + number)).unwrap();
+            let record = RegionRecord {
+                region: region_of(id),
+                incarnation: incarnation(),
+                epoch: RegionEpoch(1),
+                length: REGION_BYTES,
+                base: region.base(),
+                read_key: region.key(),
+                provider: Provider::detect().unwrap().name().to_owned(),
+                address: FabricName::new(reader.address().as_bytes()).unwrap(),
+            };
+            let record = key.sign(CLUSTER, GENERATION, serial(id), record).encode().into();
+            let address = listener.local_addr().unwrap();
+            listeners.push(listener);
+            let armed = Mutex::new(HashMap::from([(0, region)]));
+            holders.push(Holder { id, key, memory, reader, record, lane: Mutex::new(endpoint()), armed, address });
+        }
+        let meta_listeners =
+            [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+        let world = Arc::new(World {
+            root,
+            meta_key: SecretKey::from_seed(&[2; 32]),
+            holders,
+            metas: meta_listeners.iter().map(|listener| listener.local_addr().unwrap()).collect(),
+            leader: Mutex::new(1),
+            state: Mutex::new(State { next_offset: 4096, ..State::default() }),
+            faults: Mutex::default(),
+        });
+        let mut servers = Vec::new();
+        for (index, listener) in meta_listeners.into_iter().enumerate() {
+            let service = ControlServer::with_interceptor(MetaServer { index, world: Arc::clone(&world) }, Check);
+            servers.push(tokio::spawn(async move {
+                Server::builder()
+                    .add_service(service)
+                    .serve_with_incoming(TcpListenerStream::new(listener))
+                    .await
+                    .unwrap();
+            }));
+        }
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let service = DataNodeServer::with_interceptor(NodeServer { index, world: Arc::clone(&world) }, Check);
+            servers.push(tokio::spawn(async move {
+                Server::builder()
+                    .add_service(service)
+                    .serve_with_incoming(TcpListenerStream::new(listener))
+                    .await
+                    .unwrap();
+            }));
+        }
+        Self { world, servers }
+    }
+
+    pub(crate) fn cluster(&self) -> Cluster {
+        let metas = self.world.metas.iter().map(ToString::to_string).collect();
+        Cluster::new(CLUSTER, self.world.root.public(), metas).unwrap()
+    }
+
+    pub(crate) async fn connect(&self, options: Options) -> Client {
+        Client::connect(self.cluster(), options).await.unwrap()
+    }
+
+    pub(crate) fn faults(&self) -> parking_lot::MutexGuard<'_, Faults> {
+        self.world.faults.lock()
+    }
+
+    /// Moves the leader's office to the other meta server.
+    pub(crate) fn other_leads(&self) {
+        let mut leader = self.world.leader.lock();
+        *leader = 1 - *leader;
+    }
+
+    /// Fill marks of the grants that were sealed, and how many were not.
+    pub(crate) fn seals(&self) -> (Vec<u32>, usize) {
+        let state = self.world.state.lock();
+        let marks: Vec<u32> = state.grants.values().filter_map(|given| given.sealed).collect();
+        let open = state.grants.len() - marks.len();
+        (marks, open)
+    }
+
+    /// Slots of each grant that was given, in order.
+    pub(crate) fn grants(&self) -> Vec<u32> {
+        self.world.state.lock().grants.values().map(|given| given.grant.slots.0).collect()
+    }
+
+    /// Copies of a key's value.
+    pub(crate) fn copies(&self, key: &str) -> usize {
+        let state = self.world.state.lock();
+        let found = state.keys.iter().find(|((_, known), _)| known.as_bytes() == key.as_bytes());
+        found.map_or(0, |(_, stored)| stored.copies.len())
+    }
+
+    /// How many keys there are.
+    pub(crate) fn keys(&self) -> usize {
+        self.world.state.lock().keys.len()
+    }
+
+    /// Sets the current version of a key far ahead, as another writer would.
+    pub(crate) fn advance(&self, key: &str, clock: HybridClock) {
+        let mut state = self.world.state.lock();
+        let found = state.keys.iter_mut().find(|((_, known), _)| known.as_bytes() == key.as_bytes());
+        found.unwrap().1.version = Version { clock, writer: WriterId([9; 16]) };
+    }
+
+    /// Flips a bit of the payload of a key's copy on holder number `holder`.
+    pub(crate) fn damage(&self, key: &str, holder: usize) {
+        let state = self.world.state.lock();
+        let (name, stored) = state.keys.iter().find(|((_, known), _)| known.as_bytes() == key.as_bytes()).unwrap();
+        let holder = &self.world.holders[holder];
+        let base = stored.grant.holder(holder.id).unwrap().base.0;
+        let at = base + u64::from(stored.entry.slot) * u64::from(stored.grant.slot_size.0);
+        let at = usize::try_from(at).unwrap() + header_bytes(name.1.as_bytes().len());
+        let byte = holder.memory.copy_to_vec(at, 1).unwrap()[0];
+        holder.memory.copy_in(at, &[byte ^ 4]).unwrap();
+    }
+
+    /// Closes a holder's lane, as a forced close does: nothing of an earlier writer lands any more. Later grants get another one.
+    pub(crate) fn close_lane(&self, holder: usize) {
+        let mut lane = self.world.holders[holder].lane.lock();
+        lane.close();
+        *lane = endpoint();
+    }
+
+    /// Stops serving reads on a holder.
+    pub(crate) fn close_reader(&self, holder: usize) {
+        self.world.holders[holder].reader.close();
+    }
+}
+
+fn region_of(node: NodeId) -> RegionId {
+    RegionId { node, index: RegionIndex(0) }
+}
+fn incarnation() -> Incarnation {
+    Incarnation::new(GENERATION, 1)
+}
+fn lend() -> LendNumber {
+    LendNumber::new(GENERATION, 1)
+}
+fn serial(node: NodeId) -> CertificateSerial {
+    CertificateSerial(node.0)
+}
+
+impl World {
+    /// Never, if the double is to be silent.
+    async fn answers(&self) {
+        if self.faults.lock().silent {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn changes(&self) -> v1::Changes {
+        let certificate = |node, role, key: &SecretKey| {
+            let said = Certificate { serial: serial(node), node, role, key: key.public() };
+            Bytes::from(self.root.sign_as_root(CLUSTER, said).encode())
+        };
+        let mut certificates = vec![certificate(META, Role::Meta, &self.meta_key)];
+        certificates.extend(self.holders.iter().map(|holder| certificate(holder.id, Role::DataNode, &holder.key)));
+        let info =
+            |holder: &Holder| v1::DataNodeInfo { node: holder.id.0, address: holder.address.to_string(), alive: true };
+        v1::Changes {
+            at: Some(FeedNumber::new(GENERATION, 1).into()),
+            certificates,
+            records: self.holders.iter().map(|holder| holder.record.clone()).collect(),
+            namespaces: self.state.lock().namespaces.clone(),
+            revocations: Bytes::new(),
+            data_nodes: self.holders.iter().map(info).collect(),
+        }
+    }
+
+    fn holder(&self, node: u64) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.id.0 == node)
+    }
+
+    fn grant(&self, asked: &v1::GrantRequest) -> Result<v1::GrantReply, Refusal> {
+        if let Some(refusal) = self.faults.lock().refuse_grants.pop_front() {
+            return Err(refusal);
+        }
+        let mut state = self.state.lock();
+        state.now_ms += 1;
+        let namespace = state.namespaces.iter().find(|namespace| namespace.id == asked.namespace).cloned();
+        let namespace = namespace.ok_or_else(|| {
+            Refusal::UnknownNamespace(v1::UnknownNamespace { id: asked.namespace, name: String::new() })
+        })?;
+        let fitting = u32::try_from(SLAB_BYTES_MAX / u64::from(asked.slot_size)).unwrap();
+        let slots = asked.slots.min(fitting);
+        let base = state.next_offset;
+        state.next_offset += (u64::from(slots) * u64::from(asked.slot_size)).next_multiple_of(4096);
+        assert!(state.next_offset <= REGION_BYTES, "the double has no room left");
+        let chosen: Vec<&Holder> = self
+            .holders
+            .iter()
+            .filter(|holder| !asked.avoid.contains(&holder.id.0))
+            .take(namespace.copies as usize)
+            .collect();
+        if chosen.len() < namespace.least as usize {
+            return Err(Refusal::NoSpace(v1::NoSpace {
+                resource: "nodes".to_owned(),
+                terminal: true,
+                ..Default::default()
+            }));
+        }
+        let number = state.grants.len() as u64 + 1;
+        let (forged, ttl) = {
+            let faults = self.faults.lock();
+            (faults.forge_grants, faults.ttl)
+        };
+        let grant = Grant {
+            id: GrantId { shard: ShardId(asked.shard), sequence: Ordinal { generation: GENERATION, number } },
+            meta: META,
+            purpose: Purpose::Write,
+            writer: convert::writer_id(&asked.writer)?,
+            namespace: NamespaceId(asked.namespace),
+            class: Class::Cache,
+            least: u8::try_from(namespace.least).unwrap(),
+            slot_size: SlotSize(asked.slot_size),
+            slots: SlotCount(slots),
+            ttl: ttl.unwrap_or_else(|| Duration::from_millis(asked.ttl_ms.into())),
+            holders: chosen
+                .into_iter()
+                .map(|holder| GrantHolder {
+                    region: region_of(holder.id),
+                    incarnation: incarnation(),
+                    extent: ExtentIndex(0),
+                    lend: lend(),
+                    base: Offset(base),
+                })
+                .collect(),
+        };
+        let given = Given { grant: grant.clone(), recorded: BTreeMap::new(), sealed: None };
+        state.grants.insert(number, given);
+        let key = if forged { SecretKey::from_seed(&[99; 32]) } else { self.meta_key.clone() };
+        let signed = key.sign(CLUSTER, GENERATION, serial(META), grant).encode();
+        Ok(v1::GrantReply { grant: signed.into(), applied_ms: state.now_ms, changes: None })
+    }
+
+    /// What a coordinator, the confirming holders and the shard do together.
+    fn commit(&self, asked: &v1::CommitRequest) -> Result<v1::CommitReply, Refusal> {
+        let writer = convert::writer_id(&asked.writer)?;
+        let number = convert::grant_id(asked.grant)?.sequence.number;
+        let mut state = self.state.lock();
+        state.now_ms += 1;
+        let State { grants, keys, .. } = &mut *state;
+        let given = grants.get_mut(&number).expect("clients name grants that they got");
+        let grant = given.grant.clone();
+        // Each holder signs all entries, having looked at what lies there.
+        let mut signed: Vec<(NodeId, Bytes, Vec<Hash>)> = Vec::new();
+        for node in &asked.written {
+            let holder = self.holder(*node).expect("clients name holders that they wrote to");
+            let mut leaves = Vec::new();
+            for entry in &asked.entries {
+                let base = grant.holder(holder.id).unwrap().base.0;
+                let offset = base + u64::from(entry.slot) * u64::from(grant.slot_size.0);
+                let key = convert::key(&entry.key)?;
+                let at = usize::try_from(offset).unwrap();
+                let head = holder.memory.copy_to_vec(at, header_bytes(entry.key.len())).unwrap();
+                let header = FrameHeader::read_from(&head).expect("a committed slot holds a frame");
+                let version = Version { clock: HybridClock(entry.clock), writer };
+                assert_eq!((&header.key, header.version), (&key, version), "a committed slot holds what it says");
+                leaves.push(
+                    Attestation {
+                        namespace: grant.namespace,
+                        key,
+                        kind: FrameKind::Value,
+                        version,
+                        payload_bytes: entry.payload_bytes,
+                        payload_crc: entry.payload_crc,
+                        grant: grant.id,
+                        lend: lend(),
+                        slot: SlotIndex(entry.slot),
+                        region: region_of(holder.id),
+                        incarnation: incarnation(),
+                        placement: Placement::Resident(Offset(offset)),
+                    }
+                    .leaf(),
+                );
+            }
+            let batch = AttestationBatch::of(holder.id, &leaves);
+            let key = if self.faults.lock().forge_batches { &self.root } else { &holder.key };
+            let bytes = key.sign(CLUSTER, GENERATION, serial(holder.id), batch).encode();
+            signed.push((holder.id, bytes.into(), leaves));
+        }
+        let mut outcomes = Vec::new();
+        for (place, entry) in asked.entries.iter().enumerate() {
+            let key = convert::key(&entry.key)?;
+            let version = Version { clock: HybridClock(entry.clock), writer };
+            if let Some((recorded_key, recorded, outcome)) = given.recorded.get(&entry.slot) {
+                assert_eq!((recorded_key, *recorded), (&key, version), "a slot is committed with one value only");
+                outcomes.push(outcome.clone());
+                continue;
+            }
+            let name = (grant.namespace.0, key.clone());
+            let outcome = match self.faults.lock().outcomes.pop_front() {
+                Some(outcome) => outcome,
+                None => judge(entry, version, keys.get(&name)),
+            };
+            if outcome.code() == Code::Committed {
+                let copies = signed
+                    .iter()
+                    .map(|(node, bytes, leaves)| {
+                        (*node, bytes.clone(), u32::try_from(place).unwrap(), merkle::path(leaves, place))
+                    })
+                    .collect();
+                keys.insert(name, Stored { version, entry: entry.clone(), grant: grant.clone(), copies });
+            }
+            given.recorded.insert(entry.slot, (key, version, outcome.clone()));
+            outcomes.push(outcome);
+        }
+        Ok(v1::CommitReply { outcomes, applied_ms: state.now_ms })
+    }
+
+    fn resolve(&self, asked: &v1::ResolveRequest) -> Result<v1::ResolveReply, Refusal> {
+        let state = self.state.lock();
+        let mut reply = v1::ResolveReply {
+            lease_ms: self.faults.lock().lease_ms.unwrap_or(asked.lease_ms),
+            applied_ms: state.now_ms,
+            ..Default::default()
+        };
+        let mut hashes: Vec<u8> = Vec::new();
+        for key in &asked.keys {
+            let Some(stored) = state.keys.get(&(asked.namespace, convert::key(key)?)) else {
+                reply.items.push(v1::Resolved::default());
+                continue;
+            };
+            let mut item = v1::Resolved {
+                found: true,
+                version: Some(stored.version.into()),
+                kind: 0,
+                payload_bytes: stored.entry.payload_bytes,
+                payload_crc: stored.entry.payload_crc,
+                copies: Vec::new(),
+            };
+            for (node, signed, leaf, path) in &stored.copies {
+                let first = hashes.len() / 32;
+                hashes.extend(path.iter().flatten());
+                item.copies.push(v1::Copy {
+                    batch: u32::try_from(reply.batches.len()).unwrap(),
+                    leaf: *leaf,
+                    slot: stored.entry.slot,
+                    path: (first..first + path.len()).map(|index| u32::try_from(index).unwrap()).collect(),
+                    journaled: false,
+                });
+                reply.batches.push(v1::ResolvedBatch {
+                    signed: signed.clone(),
+                    grant: Some(stored.grant.id.into()),
+                    lend: Some(lend().into()),
+                    region: Some(region_of(*node).into()),
+                    incarnation: Some(incarnation().into()),
+                    base: stored.grant.holder(*node).unwrap().base.0,
+                    slot_size: stored.grant.slot_size.0,
+                });
+            }
+            reply.items.push(item);
+        }
+        reply.hashes = hashes.into();
+        Ok(reply)
+    }
+
+    fn delete(&self, asked: &v1::DeleteRequest) -> Result<v1::DeleteReply, Refusal> {
+        if let Some(refusal) = self.faults.lock().refuse_deletes.pop_front() {
+            return Err(refusal);
+        }
+        let mut state = self.state.lock();
+        state.now_ms += 1;
+        let mut outcomes = Vec::new();
+        for item in &asked.items {
+            let name = (asked.namespace, convert::key(&item.key)?);
+            let expected = item.expected.clone().map(Version::try_from).transpose()?;
+            let current = state.keys.get(&name).map(|stored| stored.version);
+            let code = match current {
+                None => delete_outcome::Code::NotFound,
+                Some(current) if expected.is_some_and(|expected| expected != current) => {
+                    delete_outcome::Code::CompareFailed
+                }
+                Some(_) => {
+                    state.keys.remove(&name);
+                    delete_outcome::Code::Deleted
+                }
+            };
+            outcomes.push(v1::DeleteOutcome { code: code.into(), version: current.map(Into::into) });
+        }
+        Ok(v1::DeleteReply { outcomes, applied_ms: state.now_ms })
+    }
+}
+
+pub(crate) fn outcome(code: Code, version: Option<Version>) -> v1::CommitOutcome {
+    v1::CommitOutcome { code: code.into(), version: version.map(Into::into), ..Default::default() }
+}
+
+fn judge(entry: &v1::CommitEntry, version: Version, stored: Option<&Stored>) -> v1::CommitOutcome {
+    use v1::put_mode::Kind;
+    let current = stored.map(|stored| stored.version);
+    let mode = entry.mode.clone().unwrap_or_default();
+    let expected = mode.expected.clone().map(|version| Version::try_from(version).unwrap());
+    match (mode.kind(), current) {
+        (_, Some(current)) if current == version => outcome(Code::Committed, None),
+        (Kind::Create, Some(current)) => outcome(Code::Exists, Some(current)),
+        (Kind::Compare, current) if current != expected => outcome(Code::CompareFailed, current),
+        (Kind::Replace | Kind::Compare, Some(current)) if current > version => {
+            outcome(Code::StaleVersion, Some(current))
+        }
+        _ => outcome(Code::Committed, None),
+    }
+}
+
+struct MetaServer {
+    index: usize,
+    world: Arc<World>,
+}
+
+impl MetaServer {
+    async fn leads(&self, group: u32) -> Result<(), Refusal> {
+        self.world.answers().await;
+        let leader = *self.world.leader.lock();
+        if leader == self.index {
+            return Ok(());
+        }
+        let address = self.world.metas[leader].to_string();
+        Err(Refusal::NotLeader(v1::NotLeader { group, leader: leader as u64 + 1, address }))
+    }
+}
+
+#[tonic::async_trait]
+impl Control for MetaServer {
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeReply>, Status> {
+        Ok(Response::new(v1::DescribeReply {
+            cluster: CLUSTER.0.to_vec().into(),
+            generation: GENERATION.0,
+            shards: 2,
+            groups: Vec::new(),
+            changes: Some(self.world.changes()),
+            metas: Vec::new(),
+        }))
+    }
+
+    async fn create_namespace(
+        &self,
+        request: Request<v1::CreateNamespaceRequest>,
+    ) -> Result<Response<v1::CreateNamespaceReply>, Status> {
+        self.leads(0).await?;
+        let asked = request.into_inner();
+        let mut state = self.world.state.lock();
+        if let Some(there) = state.namespaces.iter().find(|namespace| namespace.name == asked.name) {
+            let refusal = v1::NamespaceExists { id: there.id, name: there.name.clone() };
+            return Err(Refusal::NamespaceExists(refusal).into());
+        }
+        let least = if asked.least == 0 { asked.copies.min(2) } else { asked.least };
+        let id = u32::try_from(state.namespaces.len()).unwrap() + 1;
+        let made = v1::Namespace { id, name: asked.name, class: asked.class, copies: asked.copies, least };
+        state.namespaces.push(made.clone());
+        Ok(Response::new(v1::CreateNamespaceReply { namespace: Some(made), applied_ms: 1 }))
+    }
+
+    async fn grant(&self, request: Request<v1::GrantRequest>) -> Result<Response<v1::GrantReply>, Status> {
+        self.leads(request.get_ref().shard).await?;
+        Ok(Response::new(self.world.grant(request.get_ref())?))
+    }
+
+    async fn publish(&self, _: Request<v1::PublishRequest>) -> Result<Response<v1::PublishReply>, Status> {
+        Err(Status::unimplemented("clients do not publish"))
+    }
+
+    async fn seal(&self, request: Request<v1::SealRequest>) -> Result<Response<v1::SealReply>, Status> {
+        let asked = request.into_inner();
+        let grant = convert::grant_id(asked.grant)?;
+        self.leads(grant.shard.0).await?;
+        let mut state = self.world.state.lock();
+        state.grants.get_mut(&grant.sequence.number).unwrap().sealed.get_or_insert(asked.fill);
+        Ok(Response::new(v1::SealReply { applied_ms: state.now_ms }))
+    }
+
+    async fn delete(&self, request: Request<v1::DeleteRequest>) -> Result<Response<v1::DeleteReply>, Status> {
+        self.leads(request.get_ref().shard).await?;
+        Ok(Response::new(self.world.delete(request.get_ref())?))
+    }
+
+    async fn resolve(&self, request: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
+        self.leads(request.get_ref().shard).await?;
+        Ok(Response::new(self.world.resolve(request.get_ref())?))
+    }
+}
+
+struct NodeServer {
+    index: usize,
+    world: Arc<World>,
+}
+
+impl NodeServer {
+    fn holder(&self) -> &Holder {
+        &self.world.holders[self.index]
+    }
+}
+
+#[tonic::async_trait]
+impl DataNode for NodeServer {
+    async fn arm(&self, request: Request<v1::ArmRequest>) -> Result<Response<v1::ArmReply>, Status> {
+        self.world.answers().await;
+        let holder = self.holder();
+        if self.world.faults.lock().no_arm.contains(&holder.id.0) {
+            return Err(Refusal::NotReady(v1::NotReady { why: "no lanes".to_owned(), retry_after_ms: 0 }).into());
+        }
+        let grant = convert::signed::<Grant>(&request.get_ref().grant)?.statement;
+        let span = grant.span(grant.holder(holder.id).expect("a holder is asked to arm its own grant"));
+        let span = usize::try_from(span.start).unwrap()..usize::try_from(span.end).unwrap();
+        let lane = holder.lane.lock();
+        let number = grant.id.sequence.number;
+        let region = lane.register(&holder.memory, span, Access::RemoteWrite, Some(0xbeef_0000 + number)).unwrap();
+        let reply = v1::ArmReply {
+            lane_address: Bytes::copy_from_slice(lane.address().as_bytes()),
+            write_key: region.key(),
+            base: region.base(),
+            provider: Provider::detect().unwrap().name().to_owned(),
+        };
+        holder.armed.lock().insert(number, region);
+        Ok(Response::new(reply))
+    }
+
+    async fn commit(&self, request: Request<v1::CommitRequest>) -> Result<Response<v1::CommitReply>, Status> {
+        self.world.answers().await;
+        let asked = request.into_inner();
+        let lost = {
+            let mut faults = self.world.faults.lock();
+            if faults.unknown_grant.contains(&self.holder().id.0) {
+                return Err(Refusal::UnknownGrant(v1::UnknownGrant { grant: asked.grant }).into());
+            }
+            if faults.lose_commits > 0 {
+                faults.lose_commits -= 1;
+                return Err(Status::unavailable("lost on its way"));
+            }
+            let lost = faults.lose_replies > 0;
+            faults.lose_replies = faults.lose_replies.saturating_sub(1);
+            lost
+        };
+        // Long enough for others to come meanwhile.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let reply = self.world.commit(&asked)?;
+        if lost {
+            return Err(Status::unavailable("its reply was lost"));
+        }
+        Ok(Response::new(reply))
+    }
+
+    async fn confirm(&self, _: Request<v1::ConfirmRequest>) -> Result<Response<v1::ConfirmReply>, Status> {
+        Err(Status::unimplemented("clients do not ask for confirmations"))
+    }
+
+    async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
+        self.world.answers().await;
+        let grant = convert::grant_id(request.into_inner().grant)?;
+        self.holder().armed.lock().remove(&grant.sequence.number);
+        Ok(Response::new(v1::CloseReply {}))
+    }
+
+    async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
+        Err(Status::unimplemented("clients do not ask for the status"))
+    }
+}
