@@ -24,6 +24,7 @@ mod door;
 mod error;
 mod feed;
 mod grants;
+mod health;
 mod hosted;
 mod leases;
 mod machine;

@@ -5,7 +5,7 @@ use crate::{
     core::{Core, HostedShard},
     disk,
     error::MetaError,
-    feed,
+    feed, health,
     hosted::Hosted,
     leases::Horizon,
     machine::{Replicated, StateMachine},
@@ -18,7 +18,7 @@ use quarry_proto::{
     protocol::Check,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
-use quarry_raft::{GroupId, GroupStatus, Host, HostConfig, RaftNodeId, Role};
+use quarry_raft::{GroupId, Host, HostConfig, RaftNodeId, Role};
 use quarry_wire::{
     ids::{Generation, ShardId},
     limits::MESSAGE_BYTES_MAX,
@@ -26,7 +26,6 @@ use quarry_wire::{
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
-    sync::watch,
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -35,7 +34,7 @@ use tonic::{
     service::interceptor::InterceptedService,
     transport::{Server, server::TcpIncoming},
 };
-use tonic_health::{ServingStatus, server::HealthReporter};
+use tonic_health::server::HealthReporter;
 
 /// Calls at once on one connection.
 const STREAMS_PER_CONNECTION: u32 = 4096;
@@ -53,6 +52,8 @@ pub struct MetaNode {
     address: SocketAddr,
     advertised: String,
     health: HealthReporter,
+    /// The task that tells the health of this node.
+    looking: JoinSet<()>,
     stop: CancellationToken,
     server: JoinSet<Result<(), tonic::transport::Error>>,
     work: JoinSet<()>,
@@ -103,7 +104,8 @@ impl MetaNode {
 
         let (health, health_service) = tonic_health::server::health_reporter();
         let core = Arc::new(Core::new(config, host, directory, shards, membership));
-        work.spawn(report_health(Arc::clone(&core), health.clone()));
+        let mut looking = JoinSet::new();
+        looking.spawn(health::report(Arc::clone(&core), health.clone()));
         let stop = CancellationToken::new();
         let service = Service::new(Arc::clone(&core));
         let router = Server::builder()
@@ -129,7 +131,7 @@ impl MetaNode {
         let mut server = JoinSet::new();
         server.spawn(router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()));
         tracing::info!(node = %core.config.node, %address, "serving");
-        Ok(Self { core, address, advertised, health, stop, server, work })
+        Ok(Self { core, address, advertised, health, looking, stop, server, work })
     }
 
     /// The address that it listens on.
@@ -147,7 +149,8 @@ impl MetaNode {
     /// Waits until a group has failed on this node for good (its disk did, or its log cannot be applied) and says why. The process should end
     /// then: nothing is acknowledged any more.
     pub async fn failed(&self) -> String {
-        let failing = self.watches().into_iter().map(|mut watch| {
+        let shards = self.core.shards.iter().map(|shard| shard.hosted.watch());
+        let failing = std::iter::once(self.core.directory.watch()).chain(shards).map(|mut watch| {
             Box::pin(async move {
                 match watch.wait_for(|status| status.fault.is_some()).await {
                     Ok(status) => status.fault.clone().unwrap_or_default(),
@@ -159,17 +162,12 @@ impl MetaNode {
         select_all(failing).await.0
     }
 
-    fn watches(&self) -> Vec<watch::Receiver<GroupStatus>> {
-        watches(&self.core)
-    }
-
     /// Leaves in good order: hands its leaderships to others, lets nobody in any more, finishes the calls inside, stops its groups. Takes at
     /// most the configured drain and a moment.
     pub async fn shutdown(mut self) {
         let deadline = Instant::now() + self.core.config.drain;
-        for name in service_names(&self.core) {
-            self.health.set_service_status(name, ServingStatus::NotServing).await;
-        }
+        self.looking.shutdown().await;
+        health::close(&self.core, &self.health).await;
         let shards = join_all(self.core.shards.iter().map(|shard| leave_office(&shard.hosted, deadline)));
         tokio::join!(leave_office(&self.core.directory, deadline), shards);
         self.stop.cancel();
@@ -212,43 +210,4 @@ async fn leave_office<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) {
     if let Err(error) = hosted.group.transfer_leader(*to, deadline).await {
         tracing::warn!(group = %hosted.id(), %error, "the leadership was not handed over");
     }
-}
-
-fn watches(core: &Core) -> Vec<watch::Receiver<GroupStatus>> {
-    let shards = core.shards.iter().map(|shard| shard.hosted.watch());
-    std::iter::once(core.directory.watch()).chain(shards).collect()
-}
-
-/// The names under which health is told: the node as a whole, and each group.
-fn service_names(core: &Core) -> Vec<String> {
-    std::iter::once(String::new()).chain((0..=core.config.shards).map(group_name)).collect()
-}
-
-fn group_name(group: u32) -> String {
-    format!("quarry.group.{group}")
-}
-
-/// A group is serving while this node knows its leader and has not failed; the node is while all its groups are.
-async fn report_health(core: Arc<Core>, health: HealthReporter) {
-    let mut watches = watches(&core);
-    loop {
-        let mut all = true;
-        for watch in &mut watches {
-            let (group, serves) = {
-                let status = watch.borrow_and_update();
-                (status.group.0, status.leader.is_some() && status.fault.is_none())
-            };
-            all &= serves;
-            health.set_service_status(group_name(group), serving(serves)).await;
-        }
-        health.set_service_status("", serving(all)).await;
-        let changes = watches.iter_mut().map(|watch| Box::pin(watch.changed()));
-        if select_all(changes).await.0.is_err() {
-            return;
-        }
-    }
-}
-
-const fn serving(serves: bool) -> ServingStatus {
-    if serves { ServingStatus::Serving } else { ServingStatus::NotServing }
 }

@@ -289,7 +289,7 @@ fn group_status<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupStatus {
     }
 }
 
-/// The space of a shard: one row for each region, with the shard's grants and keys in its first row.
+/// The space of a shard: one row for each region, with the number of the shard's keys in its first row. The state does not count grants.
 fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
     let mut rows: Vec<_> = (state.space().regions.into_iter())
         .map(|(region, space)| v1::SpaceStatus {

@@ -19,9 +19,12 @@ use quarry_wire::{
     key::Key,
     limits::KEYS_PER_CALL_MAX,
     merkle::Hash,
-    units::{LogTime, Offset, SlotSize},
+    units::LogTime,
 };
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 use tokio::time::Instant;
 
 pub(super) async fn resolve(
@@ -63,8 +66,8 @@ pub(super) async fn resolve(
 }
 
 fn answer(state: &Shard, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveReply {
-    let (trees, batches, hashes) = (HashMap::new(), HashMap::new(), HashMap::new());
-    let mut answer = Answer { state, trees, batches, hashes, bytes: Vec::new(), reply: v1::ResolveReply::default() };
+    let (batches, hashes) = (HashMap::new(), HashMap::new());
+    let mut answer = Answer { state, batches, hashes, bytes: Vec::new(), reply: v1::ResolveReply::default() };
     for key in keys {
         let item = answer.item(namespace, key);
         answer.reply.items.push(item);
@@ -77,10 +80,8 @@ fn answer(state: &Shard, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveRep
 
 struct Answer<'a> {
     state: &'a Shard,
-    /// The tree of each batch at one holder.
-    trees: HashMap<BatchRef, Tree>,
-    /// Index in the reply of each batch with the place of its slab.
-    batches: HashMap<(BatchRef, Slab), u32>,
+    /// Index in the reply, and the tree, of each batch at one holder.
+    batches: HashMap<BatchRef, (u32, Tree)>,
     /// Index in the reply of each hash.
     hashes: HashMap<Hash, u32>,
     /// The hashes of the reply.
@@ -104,10 +105,9 @@ impl Answer<'_> {
 
     fn copy(&mut self, copy: &ResolvedCopy) -> Option<v1::Copy> {
         let batch = self.state.batch(copy.batch)?;
-        let slab = self.slab(copy);
-        let index = match self.batches.get(&(copy.batch, slab)) {
-            Some(index) => *index,
-            None => {
+        let (index, tree) = match self.batches.entry(copy.batch) {
+            Entry::Occupied(held) => held.into_mut(),
+            Entry::Vacant(place) => {
                 let index = u32::try_from(self.reply.batches.len()).ok()?;
                 self.reply.batches.push(v1::ResolvedBatch {
                     signed: batch.signed().encode().into(),
@@ -115,14 +115,12 @@ impl Answer<'_> {
                     lend: Some(copy.lend.into()),
                     region: Some(copy.region.into()),
                     incarnation: Some(copy.incarnation.into()),
-                    base: slab.base.0,
-                    slot_size: slab.slot_size.0,
+                    base: copy.base.0,
+                    slot_size: copy.slot_size.0,
                 });
-                self.batches.insert((copy.batch, slab), index);
-                index
+                place.insert((index, Tree::over(batch.leaves.to_vec())))
             }
         };
-        let tree = self.trees.entry(copy.batch).or_insert_with(|| Tree::over(batch.leaves.to_vec()));
         let mut path = Vec::new();
         for hash in tree.path(copy.leaf as usize) {
             let next = u32::try_from(self.hashes.len()).ok()?;
@@ -131,23 +129,6 @@ impl Answer<'_> {
                 next
             }));
         }
-        Some(v1::Copy { batch: index, leaf: copy.leaf, slot: copy.slot.0, path, journaled: false })
+        Some(v1::Copy { batch: *index, leaf: copy.leaf, slot: copy.slot.0, path, journaled: false })
     }
-
-    /// Where the slab of a copy lies. Once its grant is forgotten the state knows only where each slot lies: then each copy travels with a
-    /// place of its own, from which the slot counts nothing.
-    fn slab(&self, copy: &ResolvedCopy) -> Slab {
-        let known = self.state.grant(copy.grant).and_then(|held| {
-            let base = held.grant.holder(copy.region.node)?.base;
-            Some(Slab { base, slot_size: held.grant.slot_size })
-        });
-        known.unwrap_or(Slab { base: copy.offset, slot_size: SlotSize(0) })
-    }
-}
-
-/// Where the slots of a slab lie in its region.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Slab {
-    base: Offset,
-    slot_size: SlotSize,
 }

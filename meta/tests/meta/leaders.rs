@@ -8,6 +8,12 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, commit_outcome::Code},
 };
+use tonic::transport::Endpoint;
+use tonic_health::pb::{
+    HealthCheckRequest,
+    health_check_response::ServingStatus::{NotServing, Serving},
+    health_client::HealthClient,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_leader_remembers_every_outcome_and_goes_on() {
@@ -100,7 +106,11 @@ async fn a_node_alone_answers_for_its_status_and_says_that_it_knows_no_leader() 
     assert!(status.groups.iter().all(|group| group.role != "leader"), "{:?}", status.groups);
     assert!(status.counters.iter().any(|it| it.method.ends_with("/Status") && it.calls >= 1));
     let described = node.control().describe(v1::DescribeRequest { seen: None }).await.unwrap().into_inner();
-    assert_eq!(described.changes.unwrap().namespaces, [namespace.clone()], "what it had applied is there again");
+    assert_eq!(
+        described.changes.unwrap().namespaces,
+        std::slice::from_ref(&namespace),
+        "what it had applied is there again"
+    );
     let writer = Writer::new(&namespace);
     let refused = refusal(node.control().resolve(writer.resolve(&["key"], 0)).await);
     assert!(matches!(refused, Refusal::NotLeader(v1::NotLeader { group: 1, .. })), "{refused:?}");
@@ -127,4 +137,26 @@ async fn a_follower_that_slept_through_purged_entries_gets_a_snapshot() {
     until("a purged log", async || snapshot(&cluster).await).await;
     cluster.restart(asleep).await;
     cluster.assert_equal_hashes(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_healthy_only_while_it_knows_the_leaders_of_its_groups() {
+    let mut cluster = Cluster::blank(1, |_| {}).await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", cluster.nodes[0].address)).unwrap();
+    let health = HealthClient::new(endpoint.connect().await.unwrap());
+    let told = async |name: &str| {
+        let request = HealthCheckRequest { service: name.to_owned() };
+        health.clone().check(request).await.map(|reply| reply.into_inner().status())
+    };
+    let names = ["", "quarry.group.0", "quarry.group.1"];
+    for name in names {
+        until("health to be told", async || Some((told(name).await.ok()? == NotServing).then_some(())?)).await;
+    }
+    cluster.bootstrap().await;
+    for name in names {
+        until("a healthy node", async || (told(name).await.ok()? == Serving).then_some(())).await;
+    }
+    cluster.nodes[1].kill();
+    cluster.nodes[2].kill();
+    until("an unhealthy node", async || (told("").await.ok()? == NotServing).then_some(())).await;
 }
