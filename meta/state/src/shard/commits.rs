@@ -181,7 +181,8 @@ impl Shard {
         offers
     }
 
-    /// Whether the holder's region is up, in the life that the grant names.
+    /// Whether the holder's region is up, in the life that the grant names. The first of two guards: a new life also takes the slots away, so
+    /// that removing one of them alone lets no late attestation in.
     pub(super) fn is_present(&self, holder: &GrantHolder) -> bool {
         self.regions.get(&holder.region).is_some_and(|region| region.up && region.incarnation == holder.incarnation)
     }
@@ -261,7 +262,8 @@ impl Shard {
         }
     }
 
-    /// A further copy of what was committed joins, if it is still current and the slot is still granted there.
+    /// A further copy of what was committed joins, if it is still current and the slot is still granted there. Two guards again: a value that
+    /// is replaced or deleted puts every copy of its slot to rest.
     fn join(&mut self, id: Ordinal, index: usize, entry: &CommitEntry, offers: &[Offer]) {
         let namespace = self.slabs[&id].grant.namespace;
         let here = ValueRef { grant: id, slot: entry.slot };
