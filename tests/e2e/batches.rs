@@ -55,7 +55,8 @@ async fn five_hundred_values_of_mixed_sizes_come_back_in_order_with_few_calls() 
 
 #[tokio::test]
 async fn one_bad_item_does_not_spoil_its_batch() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let first = blocks.put("there", "already").await.unwrap();
     let too_large = vec![0; usize::try_from(EXTENT_BYTES).unwrap()];
     let items = vec![
@@ -87,7 +88,8 @@ async fn one_bad_item_does_not_spoil_its_batch() {
 
 #[tokio::test]
 async fn the_same_key_twice_in_a_batch_is_created_once() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let results = blocks.put_many(vec![PutItem::create(key("k"), "one"), PutItem::create(key("k"), "two")]).await;
     let created: Vec<_> = results.iter().filter_map(|result| result.as_ref().ok()).collect();
     let [version] = created[..] else { panic!("{results:?}") };
@@ -97,7 +99,8 @@ async fn the_same_key_twice_in_a_batch_is_created_once() {
 
 #[tokio::test]
 async fn many_deletes_answer_each() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let items = (0..100).map(|index| PutItem::create(key(&format!("k{index}")), vec![1; 100])).collect();
     let versions: Vec<_> = blocks.put_many(items).await.into_iter().map(|result| result.unwrap()).collect();
     let keys: Vec<Key> = (0..120).map(|index| key(&format!("k{index}"))).collect();

@@ -28,7 +28,8 @@ async fn a_namespace_is_made_once_and_found_by_all() {
 
 #[tokio::test]
 async fn an_unknown_namespace_is_named_in_the_error() {
-    let client = shared().await.client().await;
+    let cluster = shared().await;
+    let client = cluster.client().await;
     let name = fresh_name("nowhere");
     match client.namespace(&name).await {
         Err(NamespaceError::Call(CallError::UnknownNamespace { what })) => assert!(what.contains(&name)),
@@ -38,7 +39,8 @@ async fn an_unknown_namespace_is_named_in_the_error() {
 
 #[tokio::test]
 async fn impossible_policies_are_refused() {
-    let client = shared().await.client().await;
+    let cluster = shared().await;
+    let client = cluster.client().await;
     for (copies, least) in [(4, None), (2, Some(3)), (0, Some(1))] {
         let mut spec = NamespaceSpec::cache(fresh_name("impossible"));
         (spec.copies, spec.least) = (copies, least);

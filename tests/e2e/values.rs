@@ -28,13 +28,15 @@ async fn a_value_is_read_back_as_it_was_written_from_two_copies() {
 
 #[tokio::test]
 async fn a_key_that_was_never_written_is_no_error() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     assert!(blocks.get("nothing").await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn a_replaced_value_is_read_in_its_new_version() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let first = blocks.put("key", "old").await.unwrap();
     for round in 0..5_u8 {
         let second = blocks.put_with("key", vec![round; 1_000], PutMode::Replace).await.unwrap();
@@ -46,7 +48,8 @@ async fn a_replaced_value_is_read_in_its_new_version() {
 
 #[tokio::test]
 async fn creating_a_key_twice_tells_the_version_that_is_there() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let first = blocks.put("key", "one").await.unwrap();
     match blocks.put("key", "two").await {
         Err(PutError::Exists { current }) => assert_eq!(current, first),
@@ -57,7 +60,8 @@ async fn creating_a_key_twice_tells_the_version_that_is_there() {
 
 #[tokio::test]
 async fn a_compare_writes_only_over_the_version_that_it_names() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let first = blocks.put_with("key", "one", PutMode::Compare(None)).await.unwrap();
     let second = blocks.put_with("key", "two", PutMode::Compare(Some(first))).await.unwrap();
     match blocks.put_with("key", "three", PutMode::Compare(Some(first))).await {
@@ -73,7 +77,8 @@ async fn a_compare_writes_only_over_the_version_that_it_names() {
 
 #[tokio::test]
 async fn values_of_all_sizes_are_read_back() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let mut seed = Seed::draw();
     for length in [0, 1, 63, 64, 65, 4 << 10, 64 << 10, 4 << 20] {
         let bytes = seed.bytes(length);
@@ -86,7 +91,8 @@ async fn values_of_all_sizes_are_read_back() {
 
 #[tokio::test]
 async fn the_largest_value_fits_and_one_byte_more_is_refused_with_the_limit() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let largest = usize::try_from(EXTENT_BYTES).unwrap() - header_bytes("large".len());
     match blocks.put("large", vec![7; largest + 1]).await {
         Err(PutError::TooLarge { limit, found }) => {
@@ -104,7 +110,8 @@ async fn the_largest_value_fits_and_one_byte_more_is_refused_with_the_limit() {
 
 #[tokio::test]
 async fn keys_have_1_to_512_bytes_of_any_kind() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let longest: Vec<u8> = (0..KEY_BYTES_MAX).map(|place| (place % 256) as u8).collect();
     for key in [&longest[..], &[0], &[0xff, 0xfe]] {
         blocks.put(key, "value").await.unwrap();
@@ -119,7 +126,8 @@ async fn keys_have_1_to_512_bytes_of_any_kind() {
 
 #[tokio::test]
 async fn a_deleted_key_is_gone_and_can_be_created_again() {
-    let (_client, blocks) = shared().await.namespace().await;
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
     let first = blocks.put("key", "one").await.unwrap();
     assert_eq!(blocks.delete("key").await.unwrap(), Some(first));
     assert!(blocks.get("key").await.unwrap().is_none());
