@@ -106,7 +106,8 @@ fn log_to_stderr() -> Result<(), Failure> {
     let filter = match std::env::var("QUARRY_LOG") {
         Ok(text) => EnvFilter::try_new(&text)
             .map_err(|wrong| Failure::error(format!("QUARRY_LOG is no filter ({wrong}), found {text:?}")))?,
-        Err(_) => EnvFilter::new("info"),
+        // What consensus says of itself at info is for whoever works on it.
+        Err(_) => EnvFilter::new("info,openraft=error"),
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     match std::env::var("QUARRY_LOG_FORMAT").as_deref() {

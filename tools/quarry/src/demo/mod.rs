@@ -20,7 +20,7 @@ use quarry::{
     local::{LocalCluster, LocalSpec, Signal},
 };
 use quarry_client::{Client, Cluster, Namespace, NamespaceSpec, Options, PutItem};
-use quarry_wire::limits::{EXTENT_BYTES, REGION_BYTES_FULL, REGION_BYTES_MAX};
+use quarry_wire::limits::{EXTENT_BYTES, EXTENTS_PER_SMALL_REGION, REGION_BYTES_MAX};
 use std::{
     path::{Path, PathBuf},
     process::Stdio,
@@ -38,6 +38,8 @@ const VERIFY_BASE: Duration = Duration::from_secs(60);
 const VERIFY_BYTES_PER_SECOND: u64 = 16 << 20;
 /// Second round: so many batches, and the leader is killed while the middle one is under way.
 const BATCHES: u32 = 50;
+/// Smallest region of the demo: its extents hold slabs of some hundred blocks of the usual size.
+const REGION_BYTES_LEAST: u64 = 512 << 20;
 const NAMESPACE: &str = "demo";
 
 #[expect(clippy::print_stdout, reason = "a command answers its user")]
@@ -203,11 +205,13 @@ async fn read_back(args: &DemoArgs, cluster: &LocalCluster, rounds: &[u32]) -> R
     for round in rounds {
         command.arg("--round").arg(round.to_string());
     }
-    command.stdin(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
     let bytes = u64::from(args.blocks) * args.size * rounds.len() as u64;
     let deadline = VERIFY_BASE + Duration::from_secs(bytes / VERIFY_BYTES_PER_SECOND);
     let late = |_| Failure::error(format!("the reading process did not end within {deadline:?}"));
-    let output = tokio::time::timeout(deadline, command.output()).await.map_err(late)?.map_err(Failure::error)?;
+    let reader = command.spawn().map_err(Failure::error)?;
+    let output = tokio::time::timeout(deadline, reader.wait_with_output()).await;
+    let output = output.map_err(late)?.map_err(Failure::error)?;
     if !output.status.success() {
         return Err(Failure::error(format!("the reading process failed ({})", output.status)));
     }
@@ -217,8 +221,8 @@ async fn read_back(args: &DemoArgs, cluster: &LocalCluster, rounds: &[u32]) -> R
 /// Memory that each data node needs: both rounds, with room for what slabs leave unused and for slots given up when the leader is killed.
 fn region_bytes(args: &DemoArgs) -> Result<u64, Failure> {
     let block = args.size + args.size / 4 + 4096;
-    let wanted = (block * u64::from(args.blocks) * 3).max(EXTENT_BYTES * 4);
-    let wanted = wanted.next_multiple_of(EXTENT_BYTES).max(REGION_BYTES_FULL);
+    let wanted = (block * u64::from(args.blocks) * 3).max(block * EXTENTS_PER_SMALL_REGION).max(REGION_BYTES_LEAST);
+    let wanted = wanted.next_multiple_of(EXTENT_BYTES);
     if args.size == 0 || block > EXTENT_BYTES || wanted > REGION_BYTES_MAX {
         return Err(Failure::error(format!(
             "{} blocks of {} bytes do not fit: a block has 1 to {} bytes, and {} bytes of memory per data node are needed of at most {}",
