@@ -21,6 +21,8 @@ use tokio::time::Instant;
 
 /// A node that failed is not chosen for this long if there is another.
 const AVOIDED_FOR: Duration = Duration::from_secs(2);
+/// For reads, which have other copies, that time doubles with each failure in a row, up to this.
+const AVOIDED_LONGEST: Duration = Duration::from_secs(16);
 
 /// The one and the other direction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -38,7 +40,25 @@ pub(crate) struct Endpoints {
     read_memory: Arc<Memory>,
     counters: Arc<Counters>,
     open: Mutex<HashMap<(NodeId, Direction), Arc<ClientEndpoint>>>,
-    failed: Mutex<HashMap<NodeId, Instant>>,
+    failed: Mutex<HashMap<NodeId, Failed>>,
+}
+
+/// A node that failed lately.
+#[derive(Clone, Copy, Debug)]
+struct Failed {
+    last: Instant,
+    /// Failures without a success since, counted once per time that it was avoided.
+    in_a_row: u32,
+}
+
+impl Failed {
+    fn avoided_until(&self, direction: Direction) -> Instant {
+        let doublings = match direction {
+            Direction::Write => 0,
+            Direction::Read => self.in_a_row.saturating_sub(1).min(8),
+        };
+        self.last + AVOIDED_FOR.saturating_mul(1 << doublings).min(AVOIDED_LONGEST)
+    }
 }
 
 /// The remote side of an operation.
@@ -111,20 +131,28 @@ impl Endpoints {
         if outcome.is_err() {
             self.counters.failures.add(1);
             self.has_failed(node);
+        } else {
+            self.failed.lock().remove(&node);
         }
     }
 
     /// Avoids a node for a while.
     pub(crate) fn has_failed(&self, node: NodeId) {
-        self.failed.lock().insert(node, Instant::now() + AVOIDED_FOR);
+        let now = Instant::now();
+        let mut failed = self.failed.lock();
+        let entry = failed.entry(node).or_insert(Failed { last: now, in_a_row: 0 });
+        // Operations that were under way together fail together.
+        if entry.in_a_row == 0 || now >= entry.avoided_until(Direction::Read) {
+            entry.in_a_row = entry.in_a_row.saturating_add(1);
+        }
+        entry.last = now;
     }
 
     /// Nodes to avoid now.
-    pub(crate) fn avoided(&self) -> BTreeSet<NodeId> {
+    pub(crate) fn avoided(&self, direction: Direction) -> BTreeSet<NodeId> {
         let now = Instant::now();
-        let mut failed = self.failed.lock();
-        failed.retain(|_, until| *until > now);
-        failed.keys().copied().collect()
+        let failed = self.failed.lock();
+        failed.iter().filter(|(_, failed)| now < failed.avoided_until(direction)).map(|(node, _)| *node).collect()
     }
 
     /// Forgets a lane that is no more.

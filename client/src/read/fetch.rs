@@ -5,10 +5,10 @@
 
 use crate::{
     core::Core,
-    endpoints::Target,
+    endpoints::{Direction, Target},
     namespace::Value,
     read::cache::{Found, Place},
-    write::operation_time,
+    write::transfer_time,
 };
 use bytes::Bytes;
 use quarry_fabric::FabricAddress;
@@ -17,7 +17,7 @@ use quarry_wire::{
     ids::{NamespaceId, NodeId},
     key::Key,
 };
-use std::{collections::BTreeSet, ops::Range, sync::Arc};
+use std::{collections::BTreeSet, ops::Range, sync::Arc, time::Duration};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout_at},
@@ -25,6 +25,8 @@ use tokio::{
 
 /// Bytes that one operation reads at most, unless a single frame has more.
 const RUN_BYTES: u64 = 2 << 20;
+/// A copy is waited for so long while there is another one to try (plus the time its bytes take).
+const PATIENCE: Duration = Duration::from_millis(750);
 /// Of a frame's length, the part that may lie unused between it and its neighbour for both to be read at once.
 const GAP_PART: u64 = 8;
 /// And so many bytes more.
@@ -106,6 +108,8 @@ pub(crate) async fn fetch(
 struct Run {
     target: Target,
     bytes: u64,
+    /// Each of its values has another copy to try.
+    spare: bool,
     /// Where each value's frame begins in it.
     frames: Vec<(Want, u64)>,
 }
@@ -114,11 +118,13 @@ struct Run {
 struct Chosen {
     want: Want,
     place: Place,
+    /// There is another copy to try.
+    spare: bool,
 }
 
 /// Chooses a copy for each value and joins neighbours. What has no copy left to try is missed.
 fn plan(core: &Core, wants: Vec<Want>, deadline: Instant) -> (Vec<Run>, Vec<Fetched>) {
-    let avoided = core.endpoints.avoided();
+    let avoided = core.endpoints.avoided(Direction::Read);
     let now = core.options.clock.boot();
     let mut missed = Vec::new();
     let mut chosen: Vec<Chosen> = Vec::with_capacity(wants.len());
@@ -141,9 +147,10 @@ fn plan(core: &Core, wants: Vec<Want>, deadline: Instant) -> (Vec<Run>, Vec<Fetc
         let choice = order().filter(known).find(healthy).or_else(|| order().find(known));
         match choice {
             Some(place) => {
+                let spare = order().filter(known).any(|other| other != place);
                 want.tried.insert(place);
                 let place = want.found.copies[place];
-                chosen.push(Chosen { want, place });
+                chosen.push(Chosen { want, place, spare });
             }
             None => {
                 let node = want.found.copies[first].region.node;
@@ -155,7 +162,7 @@ fn plan(core: &Core, wants: Vec<Want>, deadline: Instant) -> (Vec<Run>, Vec<Fetc
     chosen.sort_by_key(|chosen| (chosen.place.region, chosen.place.incarnation, chosen.place.offset));
     let mut runs: Vec<Run> = Vec::new();
     let mut open: Option<(Place, u64)> = None;
-    for Chosen { want, place } in chosen {
+    for Chosen { want, place, spare } in chosen {
         let bytes = want.frame_bytes();
         let node = place.region.node;
         let record = view.record(place.region, place.incarnation).expect("chosen because it is there");
@@ -180,6 +187,7 @@ fn plan(core: &Core, wants: Vec<Want>, deadline: Instant) -> (Vec<Run>, Vec<Fetc
         {
             run.frames.push((want, place.offset - start.offset));
             run.bytes = place.offset + bytes - start.offset;
+            run.spare &= spare;
             open = Some((start, place.offset + bytes));
             continue;
         }
@@ -191,7 +199,7 @@ fn plan(core: &Core, wants: Vec<Want>, deadline: Instant) -> (Vec<Run>, Vec<Fetc
             at: record.base + place.offset,
             key: record.read_key,
         };
-        runs.push(Run { target, bytes, frames: vec![(want, 0)] });
+        runs.push(Run { target, bytes, spare, frames: vec![(want, 0)] });
     }
     (runs, missed)
 }
@@ -220,12 +228,14 @@ async fn read_all(core: &Arc<Core>, namespace: NamespaceId, mut runs: Vec<Run>, 
 }
 
 async fn read_run(core: Arc<Core>, namespace: NamespaceId, run: Run, deadline: Instant) -> Vec<Outcome> {
-    let Run { target, bytes, frames } = run;
+    let Run { target, bytes, spare, frames } = run;
     let bytes = usize::try_from(bytes).expect("at most a slot or RUN_BYTES");
     let Ok(span) = timeout_at(deadline, core.read_arena.take(bytes)).await else {
         return frames.into_iter().map(|(want, _)| (want, Err(Miss::NoRoom))).collect();
     };
-    let until = deadline.min(Instant::now() + operation_time(&core, bytes));
+    let attempt = core.options.attempt_timeout;
+    let patience = if spare { attempt.min(PATIENCE) } else { attempt };
+    let until = deadline.min(Instant::now() + patience + transfer_time(bytes));
     let range: Range<usize> = span.start()..span.start() + bytes;
     if let Err(error) = core.endpoints.read(&target, &span, range, until).await {
         let miss = Miss::Unreachable { node: target.node, last: error.to_string() };

@@ -36,8 +36,10 @@ use tokio::{
 
 /// Bytes that one operation writes at most, unless a single frame has more.
 const PART_BYTES: usize = 4 << 20;
+/// The part of a put's remaining time that a Commit leaves over.
+const ASKING_PART: u32 = 6;
 /// Slowest fabric for which an operation's deadline still gives its bytes enough time, in bytes per second.
-pub(crate) const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 20;
+const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 20;
 
 /// One value on its way.
 #[derive(Debug)]
@@ -248,7 +250,12 @@ async fn round(
             span = None;
         }
         match written {
-            Ok(written) => happened.extend(commit::commit(core, reservation, entries, written, deadline).await),
+            Ok(written) => {
+                // The rest of the time is for asking what is current, should the Commit stay without an outcome.
+                let left = deadline.saturating_duration_since(Instant::now());
+                let until = deadline - left / ASKING_PART;
+                happened.extend(commit::commit(core, reservation, entries, written, until).await);
+            }
             Err(few) => happened.extend(std::iter::repeat_n(few, count)),
         }
     }
@@ -314,7 +321,7 @@ async fn write(
     deadline: Instant,
 ) -> Result<Vec<NodeId>, Happened> {
     let slab: &Arc<Slab> = &reservation.slab;
-    let until = deadline.min(Instant::now() + operation_time(core, frames.len()));
+    let until = deadline.min(Instant::now() + core.options.attempt_timeout + transfer_time(frames.len()));
     let range = span.start() + frames.start..span.start() + frames.end;
     let writes = slab.holders().into_iter().map(|holder| {
         let (target, range) = (slab.target(&holder, reservation.slots.start), range.clone());
@@ -339,7 +346,7 @@ async fn write(
     Ok(written)
 }
 
-/// How long an operation over `bytes` may take.
-pub(crate) fn operation_time(core: &Core, bytes: usize) -> Duration {
-    core.options.attempt_timeout + Duration::from_millis(bytes as u64 * 1000 / SLOWEST_BYTES_PER_SECOND)
+/// How long `bytes` may take on the slowest fabric.
+pub(crate) fn transfer_time(bytes: usize) -> Duration {
+    Duration::from_millis(bytes as u64 * 1000 / SLOWEST_BYTES_PER_SECOND)
 }

@@ -5,6 +5,7 @@
 
 use crate::{
     core::Core,
+    endpoints::Direction,
     error::{CallError, PutError},
     retry,
     view::Doubt,
@@ -31,7 +32,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: Instant) -> Result<Arc<Slab>, PutError> {
     let mut attempt = 0;
     loop {
-        let avoid = core.endpoints.avoided();
+        let avoid = core.endpoints.avoided(Direction::Write);
         let asked_at = Instant::now();
         let (after, error) = match ask_grant(core, line, slots, &avoid, deadline).await {
             Ok(grant) => {

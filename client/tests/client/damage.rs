@@ -47,11 +47,8 @@ async fn a_holder_that_cannot_be_read_is_passed_over() {
         let value = blocks.get(format!("key-{number}")).await.unwrap().unwrap();
         assert!(value.bytes == content(number, 3000));
     }
-    let short = Options {
-        timeout: Duration::from_millis(800),
-        attempt_timeout: Duration::from_millis(200),
-        ..Options::default()
-    };
+    let short =
+        Options { timeout: Duration::from_secs(2), attempt_timeout: Duration::from_millis(200), ..Options::default() };
     let other = double.connect(short).await;
     let theirs = other.namespace("kv").await.unwrap();
     double.close_reader(1);
@@ -63,7 +60,7 @@ async fn a_holder_that_cannot_be_read_is_passed_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn grants_and_batches_that_nobody_certified_are_not_used() {
-    let short = Options { timeout: Duration::from_secs(1), ..Options::default() };
+    let short = Options { timeout: Duration::from_secs(3), ..Options::default() };
     let (double, client, blocks) = cluster(2, short).await;
     double.faults().forge_grants = true;
     let result = blocks.put("key", "value").await;

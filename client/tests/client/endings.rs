@@ -107,7 +107,7 @@ async fn dropped_gets_leave_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_call_ends_by_its_deadline_although_nobody_answers() {
-    let short = Options { timeout: Duration::from_millis(300), ..Options::default() };
+    let short = Options { timeout: Duration::from_millis(1500), ..Options::default() };
     let (double, client, blocks) = cluster(2, short).await;
     blocks.put("{tag}1", "value").await.unwrap();
     double.faults().silent = true;
@@ -115,7 +115,7 @@ async fn every_call_ends_by_its_deadline_although_nobody_answers() {
     assert!(blocks.put("{tag}2", "value").await.is_err());
     assert!(blocks.fresh().get("{tag}1").await.is_err());
     assert!(blocks.delete("{tag}1").await.is_err());
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     let closing = client.close();
     assert!(tokio::time::timeout(Duration::from_secs(5), closing).await.is_ok());
 }

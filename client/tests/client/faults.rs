@@ -13,7 +13,7 @@ use quarry_proto::v1::{self, commit_outcome::Code};
 use std::time::Duration;
 
 fn impatient() -> Options {
-    Options { timeout: Duration::from_millis(700), ..Options::default() }
+    Options { timeout: Duration::from_secs(2), ..Options::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
