@@ -223,7 +223,7 @@ impl<S: Replicated> Driver<S> {
             entry.push(ready);
         }
         if !entry.is_empty() {
-            self.send_off(at, entry, has_planned);
+            self.send_off(term, at, entry, has_planned);
         }
     }
 
@@ -260,7 +260,7 @@ impl<S: Replicated> Driver<S> {
         (at, planned)
     }
 
-    fn send_off(&mut self, at: LogTime, entry: Vec<Ready<S>>, planned: bool) {
+    fn send_off(&mut self, term: Term, at: LogTime, entry: Vec<Ready<S>>, planned: bool) {
         let (mut commands, mut answers) = (Vec::with_capacity(entry.len()), Vec::with_capacity(entry.len()));
         for ready in entry {
             commands.push(ready.command);
@@ -276,7 +276,8 @@ impl<S: Replicated> Driver<S> {
                     return Arrived { planned };
                 }
             };
-            match group.propose(command).await {
+            // The stamp was read off the clock of this term of office.
+            match group.propose_in(term, command).await {
                 Ok(applied) => {
                     for (answer, outcome) in answers.into_iter().zip(applied.outcome) {
                         // A caller that gave up is gone.

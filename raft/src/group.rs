@@ -11,6 +11,7 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{
     ClientWriteError, Fatal, ForwardReason, ForwardToLeader, InitializeError, LinearizableReadError,
 };
+use openraft::impls::ProgressResponder;
 use openraft::raft::{AppendEntriesRequest, ReadPolicy, TransferLeaderRequest, VoteRequest};
 use openraft::{BasicNode, Raft};
 use serde::Serialize;
@@ -134,13 +135,35 @@ impl<M: Machine> Group<M> {
     /// See [`ProposeError`]: only [`ProposeError::Indeterminate`] leaves open whether the command is applied. Dropping
     /// the future leaves it open too.
     pub async fn propose(&self, command: Bytes) -> Result<Applied<M::Outcome>, ProposeError> {
+        self.write(command, None).await
+    }
+
+    /// Like [`Group::propose`], if this node still leads in `term` when the command reaches the log; otherwise
+    /// [`ProposeError::NotLeader`], also when it leads again in a later term. For commands that say what was true of
+    /// one term of office.
+    ///
+    /// # Errors
+    /// See [`ProposeError`].
+    pub async fn propose_in(&self, term: Term, command: Bytes) -> Result<Applied<M::Outcome>, ProposeError> {
+        self.write(command, Some(term)).await
+    }
+
+    async fn write(&self, command: Bytes, term: Option<Term>) -> Result<Applied<M::Outcome>, ProposeError> {
         let command = self.admit(command)?;
         let limit = self.inner.propose_deadline;
-        let written = timeout(limit, self.inner.raft.client_write(command)).await;
-        match written {
-            Ok(Ok(response)) => Ok(applied(&response.log_id, response.data)),
-            Ok(Err(openraft::errors::RaftError::APIError(error))) => Err(refused(error)),
-            Ok(Err(openraft::errors::RaftError::Fatal(fatal))) => Err(unknown(&fatal)),
+        let (responder, answer) = ProgressResponder::complete_only();
+        let mut request = self.inner.raft.write(command).responder(responder);
+        if let Some(Term(term)) = term {
+            request = request.with_leader(term);
+        }
+        let written = timeout(limit, async {
+            request.await.map_err(|fatal| unknown(&fatal))?;
+            answer.await.map_err(|_| ProposeError::Indeterminate { why: "the group ended".to_owned() })
+        });
+        match written.await {
+            Ok(Ok(Ok(response))) => Ok(applied(&response.log_id, response.data)),
+            Ok(Ok(Err(error))) => Err(refused(error)),
+            Ok(Err(error)) => Err(error),
             Err(_) => Err(ProposeError::Indeterminate { why: format!("not applied within {limit:?}") }),
         }
     }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quarry_raft::{RaftError, RaftNodeId};
+use quarry_raft::{ProposeError, RaftError, RaftNodeId};
 
-use crate::cluster::{Cluster, soon, until};
+use crate::cluster::{Cluster, command, soon, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transfer_returns_when_the_other_node_leads() {
@@ -24,6 +24,25 @@ async fn a_transfer_returns_when_the_other_node_leads() {
     assert!(matches!(nobody, RaftError::Membership { .. }), "{nobody}");
     cluster.write(1, 10).await;
     assert_eq!(cluster.converge().await, (0..2).collect());
+    cluster.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_of_an_earlier_term_of_office_is_refused_by_the_same_leader() {
+    let cluster = Cluster::formed(3, |config| config).await;
+    let first = cluster.leader().await;
+    let early = cluster.group(first).status().term;
+    assert_eq!(cluster.group(first).propose_in(early, command(0, 10)).await.unwrap().term, early);
+    let other = cluster.nodes.keys().copied().find(|id| *id != first).unwrap();
+    for (from, to) in [(first, other), (other, first)] {
+        cluster.group(from).transfer_leader(to, soon()).await.unwrap();
+        until("the new leader begins its term", || cluster.leader_now() == Some(to)).await;
+    }
+    let refused = cluster.group(first).propose_in(early, command(1, 10)).await.unwrap_err();
+    assert!(matches!(refused, ProposeError::NotLeader { .. }), "{refused}");
+    let late = cluster.group(first).status().term;
+    assert_eq!(cluster.group(first).propose_in(late, command(2, 10)).await.unwrap().term, late);
+    assert_eq!(cluster.converge().await, [0, 2].into());
     cluster.shutdown().await;
 }
 
