@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 /// The raw address of a libfabric endpoint: at most 64 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Vec<u8>")]
 pub struct FabricName(Vec<u8>);
 
 /// Why bytes are not a fabric name.
@@ -41,6 +42,13 @@ impl FabricName {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+impl TryFrom<Vec<u8>> for FabricName {
+    type Error = FabricNameError;
+    fn try_from(bytes: Vec<u8>) -> Result<Self, FabricNameError> {
+        Self::new(&bytes)
     }
 }
 
@@ -81,7 +89,10 @@ impl Statement for RegionRecord {
         out.u64(self.base);
         out.u64(self.read_key);
         let mut provider = [0; PROVIDER_NAME_BYTES_MAX];
-        provider[..self.provider.len()].copy_from_slice(self.provider.as_bytes());
+        // A longer name is cut here, and so fails its signature: no reader produces one.
+        for (to, from) in provider.iter_mut().zip(self.provider.as_bytes()) {
+            *to = *from;
+        }
         out.bytes(&provider);
         let mut address = [0; FABRIC_ADDRESS_BYTES_MAX];
         address[..self.address.0.len()].copy_from_slice(&self.address.0);

@@ -249,3 +249,14 @@ proptest! {
         drop(Signed::<AttestationBatch>::decode(&bytes));
     }
 }
+
+#[test]
+fn a_record_with_an_overlong_name_is_refused_and_harms_nobody() {
+    let mut long = record();
+    long.provider = "a provider name of more than sixteen bytes".into();
+    let signed = key(3).sign(CLUSTER, GENERATION, DATA_SERIAL, long);
+    let read = Signed::<RegionRecord>::decode(&signed.encode());
+    assert!(read.is_err(), "a name with spaces is no provider: {read:?}");
+    let bytes = postcard::to_allocvec(&vec![0u8; 65]).unwrap();
+    assert!(postcard::from_bytes::<FabricName>(&bytes).is_err());
+}
