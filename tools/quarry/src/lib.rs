@@ -7,3 +7,4 @@ pub mod build;
 pub mod config;
 pub mod identity;
 pub mod local;
+pub mod signals;

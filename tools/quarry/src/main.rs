@@ -22,6 +22,10 @@ fn main() -> ExitCode {
         println!("{BUILD_ID}");
         return ExitCode::SUCCESS;
     }
+    if let Err(wrong) = quarry::signals::keep() {
+        eprintln!("quarry: cannot keep libraries from taking signals: {wrong}");
+        return ExitCode::FAILURE;
+    }
     let Some(command) = cli.command else {
         eprintln!("quarry: a command is missing; see quarry --help");
         return ExitCode::from(2);

@@ -23,7 +23,7 @@ use quarry_client::{Client, Cluster, Namespace, NamespaceSpec, Options, PutItem}
 use quarry_wire::limits::{EXTENT_BYTES, EXTENTS_PER_SMALL_REGION, REGION_BYTES_MAX};
 use std::{
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 use tokio::time::Instant;
@@ -196,7 +196,7 @@ async fn put(namespace: &Namespace, items: Vec<PutItem>) -> u64 {
 /// Starts the reading process and takes what it found.
 async fn read_back(args: &DemoArgs, cluster: &LocalCluster, rounds: &[u32]) -> Result<Found, Failure> {
     let binary = std::env::current_exe().map_err(Failure::error)?;
-    let mut command = tokio::process::Command::new(binary);
+    let mut command = Command::new(binary);
     command.arg("demo-verify").arg("--cluster").arg(cluster.cluster_file()).args(["--namespace", NAMESPACE]);
     command.arg("--timeout").arg(humantime::format_duration(OPERATION).to_string());
     command.arg("--blocks").arg(args.blocks.to_string());
@@ -205,7 +205,10 @@ async fn read_back(args: &DemoArgs, cluster: &LocalCluster, rounds: &[u32]) -> R
     for round in rounds {
         command.arg("--round").arg(round.to_string());
     }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    quarry_fabric::without_our_descriptors(&mut command);
+    let mut command = tokio::process::Command::from(command);
+    command.kill_on_drop(true);
     let bytes = u64::from(args.blocks) * args.size * rounds.len() as u64;
     let deadline = VERIFY_BASE + Duration::from_secs(bytes / VERIFY_BYTES_PER_SECOND);
     let late = |_| Failure::error(format!("the reading process did not end within {deadline:?}"));

@@ -33,6 +33,8 @@ impl Process {
         } else {
             command.env(PARENT_VARIABLE, std::process::id().to_string());
         }
+        // A test or the demo may have endpoints, whose ports a child would keep.
+        quarry_fabric::without_our_descriptors(&mut command);
         let child = spawn(command)?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         Ok(Self { child, pid: pid.expect("a process id is a positive i32") })

@@ -55,9 +55,13 @@ async fn up_serves_values_ends_in_order_and_opens_its_cluster_again() {
     let pids = up.pids();
     up.signal(Signal::TERM);
     let status = eventually("quarry up to end", || up.child.try_wait().unwrap()).await;
-    assert!(status.success(), "{status}");
+    assert!(status.success(), "{status}: {}", fs::read_to_string(dir.path().join("up.log")).unwrap());
     assert!(!pids.iter().any(|pid| runs(*pid)));
     assert!(!up.ready.exists());
+    for member in ["meta-1", "data-101"] {
+        let log = fs::read_to_string(up.dir.join(member).join("log")).unwrap();
+        assert!(log.contains("drains"), "{member} was killed, not asked to end:\n{log}");
+    }
 
     let mut up = Up::start(dir.path());
     assert_eq!(up.ready().await, cluster);
