@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Long enough for a refusal to come back, short enough that a silent one does not hold the suite up.
 const REFUSED_WITHIN: Duration = Duration::from_secs(5);
+/// What refused writes would write.
+const REFUSED: u8 = 0xee;
 const SLOT: u32 = 4096;
 
 async fn granted(raw: &RawWriter, namespace: NamespaceId) -> Granted {
@@ -44,15 +46,17 @@ impl Writer {
         Self { raw, granted, armed, record, base: holder.base.0 }
     }
 
-    /// The slab and the slot behind it.
+    /// The slab. What lies behind it may belong to another test: it is only looked at for the bytes of refused writes.
     async fn memory(&self) -> Vec<u8> {
-        let length = usize::try_from(self.granted.grant.slab_bytes()).unwrap() + SLOT as usize;
-        self.raw.read(&self.record, self.base, length).await.unwrap()
+        let slab = usize::try_from(self.granted.grant.slab_bytes()).unwrap();
+        let behind = self.raw.read(&self.record, self.base + slab as u64, 32).await.unwrap();
+        assert_ne!(behind, [REFUSED; 32], "a refused write landed behind the slab");
+        self.raw.read(&self.record, self.base, slab).await.unwrap()
     }
 
     /// A write that must fail.
     async fn refused_write(&self, peer: &FabricAddress, key: u64, address: u64, length: usize) {
-        let result = self.raw.write_to(peer, key, address, &vec![0xee; length], REFUSED_WITHIN).await;
+        let result = self.raw.write_to(peer, key, address, &vec![REFUSED; length], REFUSED_WITHIN).await;
         assert!(is_refused(&result), "{result:?}");
     }
 
