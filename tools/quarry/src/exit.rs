@@ -52,6 +52,11 @@ fn of_call(error: &CallError) -> Code {
     }
 }
 
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::error(error)
+    }
+}
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
         Self::error(error)

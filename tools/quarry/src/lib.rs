@@ -8,3 +8,4 @@ pub mod config;
 pub mod identity;
 pub mod local;
 pub mod signals;
+pub mod stdout;

@@ -12,15 +12,13 @@ mod values;
 use clap::Parser as _;
 use cli::{Cli, Command};
 use exit::Failure;
-use quarry::build::BUILD_ID;
+use quarry::{build::BUILD_ID, stdout::line};
 use std::process::ExitCode;
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.build_id {
-        println!("{BUILD_ID}");
-        return ExitCode::SUCCESS;
+        return if line(BUILD_ID).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     if let Err(wrong) = quarry::signals::keep() {
         eprintln!("quarry: cannot keep libraries from taking signals: {wrong}");

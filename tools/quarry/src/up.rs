@@ -5,7 +5,10 @@ use crate::{
     exit::{Code, Failure},
     serve::End,
 };
-use quarry::local::{LocalCluster, LocalError, LocalSpec};
+use quarry::{
+    local::{LocalCluster, LocalError, LocalSpec},
+    stdout::line,
+};
 use std::{fs, path::Path, time::Duration};
 
 /// How long a cluster may take to be ready.
@@ -13,7 +16,6 @@ const READY: Duration = Duration::from_secs(60);
 /// How often the processes are looked after.
 const LOOK: Duration = Duration::from_millis(500);
 
-#[expect(clippy::print_stdout, reason = "a command speaks to its user")]
 pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
     let mut end = End::new()?;
     let binary = std::env::current_exe().map_err(Failure::error)?;
@@ -40,17 +42,17 @@ pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
     let file = cluster.cluster_file();
     for member in cluster.members() {
         let pid = cluster.pid(member).unwrap_or_default();
-        println!(
+        line(format_args!(
             "{member:<10} {:<22} pid {pid:<8} log {}",
             cluster.address(member),
             cluster.log_file(member).display()
-        );
+        ))?;
     }
-    println!("\nThe cluster is ready. In another terminal:\n");
-    println!("  export QUARRY_CLUSTER={} QUARRY_NAMESPACE=kv", file.display());
-    println!("  quarry namespace create kv --copies {}", cluster.data_nodes().len().min(2));
-    println!("  echo hello | quarry put greeting && quarry get greeting\n");
-    println!("Ctrl-C stops it.");
+    line("\nThe cluster is ready. In another terminal:\n")?;
+    line(format_args!("  export QUARRY_CLUSTER={} QUARRY_NAMESPACE=kv", file.display()))?;
+    line(format_args!("  quarry namespace create kv --copies {}", cluster.data_nodes().len().min(2)))?;
+    line("  echo hello | quarry put greeting && quarry get greeting\n")?;
+    line("Ctrl-C stops it.")?;
     let ready = args.ready_file.as_deref().map(|path| ReadyFile::write(path, &file)).transpose()?;
     let mut look = tokio::time::interval(LOOK);
     loop {
@@ -64,7 +66,7 @@ pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
         }
     }
     drop(ready);
-    println!("stopping");
+    line("stopping")?;
     Ok(cluster.stop().await?)
 }
 

@@ -5,6 +5,7 @@ use crate::{
     exit::{Code, Failure},
     output::table,
 };
+use quarry::stdout::line;
 use quarry_client::{Class, Client, Cluster, Key, Namespace, NamespaceInfo, NamespaceSpec, Options, PutMode};
 use serde_json::{Value, json};
 use std::{
@@ -36,7 +37,6 @@ async fn close(client: Client) {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 pub(crate) async fn namespace(command: NamespaceCommand) -> Result<(), Failure> {
     match command {
         NamespaceCommand::Create { name, class, copies, least, output, connect: to } => {
@@ -49,8 +49,8 @@ pub(crate) async fn namespace(command: NamespaceCommand) -> Result<(), Failure> 
             let spec = NamespaceSpec { name, class, copies: small(copies), least: least.map(small) };
             let made = client.create_namespace(spec).await?;
             match output {
-                Format::Json => println!("{}", of_namespace(made.info())),
-                Format::Text => println!("made {} {:?}", made.info().id, made.info().name),
+                Format::Json => line(of_namespace(made.info()))?,
+                Format::Text => line(format_args!("made {} {:?}", made.info().id, made.info().name))?,
             }
             close(client).await;
         }
@@ -58,7 +58,7 @@ pub(crate) async fn namespace(command: NamespaceCommand) -> Result<(), Failure> 
             let client = connect(&to).await?;
             let all = client.list_namespaces().await?;
             match output {
-                Format::Json => println!("{}", Value::from_iter(all.iter().map(of_namespace))),
+                Format::Json => line(Value::from_iter(all.iter().map(of_namespace)))?,
                 Format::Text => {
                     let mut shown = table(&["id", "name", "class", "copies", "least"]);
                     for it in &all {
@@ -71,7 +71,7 @@ pub(crate) async fn namespace(command: NamespaceCommand) -> Result<(), Failure> 
                             it.least.to_string(),
                         ]);
                     }
-                    println!("{shown}");
+                    line(&shown)?;
                 }
             }
             close(client).await;
@@ -85,7 +85,6 @@ fn of_namespace(it: &NamespaceInfo) -> Value {
     json!({ "id": it.id.0, "name": it.name, "class": class, "copies": it.copies, "least": it.least })
 }
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 pub(crate) async fn put(args: PutArgs) -> Result<(), Failure> {
     let bytes = if args.file == Path::new("-") {
         let mut bytes = Vec::new();
@@ -101,8 +100,8 @@ pub(crate) async fn put(args: PutArgs) -> Result<(), Failure> {
     close(client).await;
     let version = put?;
     match args.output {
-        Format::Json => println!("{}", json!({ "key": args.key, "version": version.to_string(), "bytes": length })),
-        Format::Text => println!("{version}"),
+        Format::Json => line(json!({ "key": args.key, "version": version.to_string(), "bytes": length }))?,
+        Format::Text => line(version)?,
     }
     Ok(())
 }
@@ -126,7 +125,6 @@ pub(crate) async fn get(args: GetArgs) -> Result<(), Failure> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 pub(crate) async fn rm(args: RmArgs) -> Result<(), Failure> {
     let keys: Vec<Key> = args.keys.iter().map(Key::new).collect::<Result<_, _>>().map_err(Failure::error)?;
     let (client, namespace) = in_namespace(&args.namespace).await?;
@@ -152,14 +150,14 @@ pub(crate) async fn rm(args: RmArgs) -> Result<(), Failure> {
         }
     }
     match args.output {
-        Format::Json => println!("{}", Value::from(rows)),
+        Format::Json => line(Value::from(rows))?,
         Format::Text => {
             for row in rows {
                 let key = row["key"].as_str().unwrap_or_default();
                 match (row["deleted"].as_str(), row["error"].as_str()) {
-                    (Some(version), _) => println!("{key}: deleted {version}"),
-                    (None, Some(wrong)) => println!("{key}: {wrong}"),
-                    (None, None) => println!("{key}: not found"),
+                    (Some(version), _) => line(format_args!("{key}: deleted {version}"))?,
+                    (None, Some(wrong)) => line(format_args!("{key}: {wrong}"))?,
+                    (None, None) => line(format_args!("{key}: not found"))?,
                 }
             }
         }

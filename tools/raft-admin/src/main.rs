@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use quarry::{
     admin::{self, BootstrapPlan, Health, State},
     build::VERSION,
+    stdout::line,
 };
 use quarry_client::Cluster;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -92,7 +93,6 @@ async fn run(command: Command) -> Result<ExitCode, Box<dyn std::error::Error>> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 async fn bootstrap(plan: &BootstrapPlan, timeout: Duration) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let until = tokio::time::Instant::now() + timeout;
     loop {
@@ -109,7 +109,7 @@ async fn bootstrap(plan: &BootstrapPlan, timeout: Duration) -> Result<ExitCode, 
         }
         tokio::time::sleep(RETRY).await;
     }
-    println!("cluster {} has {} meta nodes and {} shards", plan.cluster, plan.metas.len(), plan.shards);
+    line(format_args!("cluster {} has {} meta nodes and {} shards", plan.cluster, plan.metas.len(), plan.shards))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -117,29 +117,27 @@ fn cluster(ask: &Ask) -> Result<Cluster, quarry_client::ClusterError> {
     if ask.cluster.starts_with("quarry://") { Cluster::parse(&ask.cluster) } else { Cluster::from_file(&ask.cluster) }
 }
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 async fn status(ask: &Ask) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let metas = cluster(ask)?.metas;
     let answers = admin::status_all(&metas, ask.timeout).await;
     match ask.output {
-        Format::Json => println!("{}", report::json(&metas, &answers)),
-        Format::Text => println!("{}", report::text(&metas, &answers)),
+        Format::Json => line(report::json(&metas, &answers))?,
+        Format::Text => line(report::text(&metas, &answers))?,
     }
     let heard = answers.iter().any(Result::is_ok);
     Ok(if heard { ExitCode::SUCCESS } else { ExitCode::from(UNAVAILABLE) })
 }
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 async fn health(ask: &Ask) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let metas = cluster(ask)?.metas;
     let answers = admin::status_all(&metas, ask.timeout).await;
     let health = Health::judge(&metas, &answers);
     match ask.output {
-        Format::Json => println!("{}", serde_json::to_string(&health)?),
+        Format::Json => line(serde_json::to_string(&health)?)?,
         Format::Text => {
-            println!("{}", format!("{:?}", health.state).to_lowercase());
+            line(format!("{:?}", health.state).to_lowercase())?;
             for problem in &health.problems {
-                println!("  {problem}");
+                line(format_args!("  {problem}"))?;
             }
         }
     }

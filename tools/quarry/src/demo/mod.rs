@@ -18,6 +18,7 @@ use figures::{Figures, Measured, Span};
 use quarry::{
     admin::FIRST_SHARD,
     local::{LocalCluster, LocalSpec, Signal},
+    stdout::line,
 };
 use quarry_client::{Client, Cluster, Namespace, NamespaceSpec, Options, PutItem};
 use quarry_wire::limits::{EXTENT_BYTES, EXTENTS_PER_SMALL_REGION, REGION_BYTES_MAX};
@@ -42,7 +43,6 @@ const BATCHES: u32 = 50;
 const REGION_BYTES_LEAST: u64 = 512 << 20;
 const NAMESPACE: &str = "demo";
 
-#[expect(clippy::print_stdout, reason = "a command answers its user")]
 pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
     let mut end = End::new()?;
     let folder = Folder::new(args)?;
@@ -60,8 +60,8 @@ pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
         () = end.wait() => return Err(Failure::error("interrupted")),
     };
     match args.output {
-        Format::Json => println!("{}", serde_json::to_string(&figures).map_err(Failure::error)?),
-        Format::Text => println!("{}", figures.shown()),
+        Format::Json => line(serde_json::to_string(&figures).map_err(Failure::error)?)?,
+        Format::Text => line(figures.shown())?,
     }
     if args.keep {
         keep(cluster, folder).await?;

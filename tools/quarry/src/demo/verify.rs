@@ -2,6 +2,7 @@
 
 use super::{content, content::Content};
 use crate::{cli::VerifyArgs, exit::Failure, values::connect};
+use quarry::stdout::line;
 use quarry_client::Key;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -34,7 +35,6 @@ pub(crate) fn per_call(size: u64) -> u32 {
     u32::try_from((CALL_BYTES / size.max(1)).clamp(1, 4096)).expect("at most 4096")
 }
 
-#[expect(clippy::print_stdout, reason = "the parent process reads it")]
 pub(crate) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let client = connect(&args.namespace.connect).await?;
     let namespace = client.namespace(&args.namespace.namespace).await?;
@@ -73,6 +73,6 @@ pub(crate) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
             }
         }
     }
-    println!("{}", serde_json::to_string(&found).map_err(Failure::error)?);
+    line(serde_json::to_string(&found).map_err(Failure::error)?)?;
     client.close().await.map_err(Failure::error)
 }

@@ -40,8 +40,8 @@ use std::{
 const ASK: Duration = Duration::from_secs(2);
 /// How long one attempt to make the cluster may take: it includes the first elections.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// How long a process may take to end after SIGTERM before it is killed.
-const DRAIN: Duration = Duration::from_secs(10);
+/// How long a process may take to end after SIGTERM before it is killed: longer than it drains by itself.
+const DRAIN: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(50);
 /// Lines of a log that an error quotes.
 const QUOTED_LINES: usize = 12;
@@ -126,7 +126,8 @@ impl LocalCluster {
         self.wait_ready(left(until)).await
     }
 
-    /// Waits until every group has a leader and every data node that should run is alive with memory lent to a shard.
+    /// Waits until every group has a leader that every running meta node knows, and every running data node is alive with memory lent to a
+    /// shard.
     ///
     /// # Errors
     /// [`LocalError::Deadline`] says what was missing; [`LocalError::Ended`] if a process ended.
@@ -142,6 +143,14 @@ impl LocalCluster {
 
     /// What is missing to a ready cluster, as a sentence; none if nothing is.
     fn missing(&self, replies: &[v1::StatusReply]) -> Option<String> {
+        for member in self.running.keys().filter(|member| matches!(member, Member::Meta(_))) {
+            let Some(reply) = replies.iter().find(|reply| reply.node == member.node().0) else {
+                return Some(format!("{member} does not answer"));
+            };
+            if reply.groups.iter().any(|group| group.leader == 0) {
+                return Some(format!("{member} knows no leader of a group"));
+            }
+        }
         for group in [admin::DIRECTORY, admin::FIRST_SHARD] {
             if admin::leader_of(replies, group).is_none() {
                 return Some(format!("group {group} has no leader"));
