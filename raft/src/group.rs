@@ -269,8 +269,8 @@ impl<M: Machine> Group<M> {
     /// already.
     ///
     /// # Errors
-    /// [`RaftError::NotLeader`], [`RaftError::Membership`] when `to` is no voter, [`RaftError::DeadlinePassed`] when it
-    /// has not happened yet; it may still.
+    /// [`RaftError::NotLeader`], also when a third node took over instead, [`RaftError::Membership`] when `to` is no voter,
+    /// [`RaftError::DeadlinePassed`] when it has not happened yet; it may still.
     pub async fn transfer_leader(&self, to: RaftNodeId, deadline: Instant) -> Result<(), RaftError> {
         let leads = |status: &GroupStatus, node: RaftNodeId| status.leader.as_ref().is_some_and(|(id, _)| *id == node);
         let status = self.status();
@@ -288,10 +288,13 @@ impl<M: Machine> Group<M> {
             .await?
             .map_err(|fatal| self.fatal(&fatal))?;
         let mut watch = self.watch();
-        let done = watch.wait_for(|status| leads(status, to) || status.fault.is_some());
+        // Another than `to` may win the election, for instance because `to` is down.
+        let over = |status: &GroupStatus| status.leader.as_ref().is_some_and(|(id, _)| *id != self.inner.node);
+        let done = watch.wait_for(|status| over(status) || status.fault.is_some());
         match timeout_at(deadline, done).await {
             Ok(Ok(status)) => match &status.fault {
-                None => Ok(()),
+                None if leads(&status, to) => Ok(()),
+                None => Err(RaftError::NotLeader { leader: status.leader.clone() }),
                 Some(why) => Err(RaftError::Failed { why: why.clone() }),
             },
             Ok(Err(_)) => Err(RaftError::ShuttingDown),
