@@ -5,7 +5,8 @@ use quarry_tests::{Member, Signal, TestCluster, cluster::SHARD, soon, wait::PATI
 
 #[tokio::test]
 async fn a_follower_behind_the_purged_log_installs_a_snapshot_and_comes_to_the_same_state() {
-    let mut cluster = TestCluster::start_with(|spec| (spec.raft.snapshot_after_entries, spec.raft.entries_kept) = (40, 10)).await;
+    let mut cluster =
+        TestCluster::start_with(|spec| (spec.raft.snapshot_after_entries, spec.raft.entries_kept) = (40, 10)).await;
     let (client, blocks) = cluster.namespace().await;
     let load = Load::start(&blocks);
     load.more(50).await;

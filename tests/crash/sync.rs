@@ -179,11 +179,16 @@ async fn fdatasync_precedes_the_acknowledgement_on_a_quorum() {
         seen.insert(meta, trace.end().await);
     }
     let of_leader = &seen[&leader];
-    let asked =
-        of_leader.iter().find(|call| call.receives() && call.text.contains(&name)).expect("the request is seen");
+    let named = |call: &&Call| call.text.contains(&name);
+    for (meta, calls) in &seen {
+        for call in calls.iter().filter(named) {
+            eprintln!("{meta} {:.6} to {:.6}: {} on {}", call.began, call.ended, call.name, call.file);
+        }
+    }
+    let asked = of_leader.iter().find(|call| call.receives() && named(call)).expect("the request is seen");
     let answered = of_leader
         .iter()
-        .find(|call| call.sends() && call.file == asked.file && call.text.contains(&name))
+        .find(|call| call.sends() && call.file == asked.file && named(call))
         .expect("the acknowledgement is seen on the connection of the request");
     assert!(asked.began < answered.began);
     let mut safe = Vec::new();

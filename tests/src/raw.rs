@@ -4,6 +4,7 @@ use crate::{
     calls::{self, Answer, at_leader, id_bytes},
     cluster::SHARD,
     seed,
+    wait::soon,
 };
 use bytes::Bytes;
 use quarry_fabric::{
@@ -149,18 +150,16 @@ impl RawWriter {
         &self.metas
     }
 
-    /// The newest region record of a region.
-    ///
-    /// # Panics
-    /// If there is none.
+    /// The newest region record of a region, once there is one.
     pub async fn record(&self, region: RegionId) -> RegionRecord {
-        let changes = self.describe().await.changes.expect("a description names all that changed");
-        let records = changes
-            .records
-            .iter()
-            .map(|bytes| Signed::<RegionRecord>::decode(bytes).expect("a meta node passes on whole records").statement);
-        let newest = records.filter(|record| record.region == region).max_by_key(|it| (it.incarnation, it.epoch));
-        newest.expect("the region was recorded")
+        soon("the region is recorded", async || {
+            let changes = self.describe().await.changes?;
+            let records = changes.records.iter().map(|bytes| {
+                Signed::<RegionRecord>::decode(bytes).expect("a meta node passes on whole records").statement
+            });
+            records.filter(|record| record.region == region).max_by_key(|it| (it.incarnation, it.epoch))
+        })
+        .await
     }
 
     /// A request of this shard that nobody made before.

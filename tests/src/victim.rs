@@ -3,7 +3,12 @@
 use quarry_wire::ids::NamespaceId;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -75,13 +80,38 @@ impl Victim {
         value
     }
 
+    fn pid(&self) -> Pid {
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        id.expect("the raw-writer runs")
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics
     /// If it has ended.
     pub fn signal(&self, signal: Signal) {
-        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        rustix::process::kill_process(id.expect("the raw-writer runs"), signal).expect("it can be signalled");
+        rustix::process::kill_process(self.pid(), signal).expect("it can be signalled");
+    }
+
+    /// Bytes that it has sent and that nobody took yet, over all its TCP connections.
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[must_use]
+    pub fn unread_bytes(&self) -> u64 {
+        let folder = format!("/proc/{}", self.pid().as_raw_nonzero());
+        let files = std::fs::read_dir(format!("{folder}/fd")).expect("it runs, and is ours");
+        let names = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        let socket = |name: PathBuf| Some(name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
+        let sockets: BTreeSet<String> = names.filter_map(socket).collect();
+        let table = std::fs::read_to_string(format!("{folder}/net/tcp")).expect("it runs, and is ours");
+        let unread = |line: &str| {
+            // number, local, remote, state, send:receive queue, timer, retransmits, user, timeout, inode
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (sent, _) = fields.get(4)?.split_once(':')?;
+            sockets.contains(*fields.get(9)?).then(|| u64::from_str_radix(sent, 16).ok())?
+        };
+        table.lines().skip(1).filter_map(unread).sum()
     }
 
     /// Kills it with SIGKILL and reaps it.
