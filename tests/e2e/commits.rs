@@ -159,6 +159,12 @@ async fn nobody_commits_arms_seals_or_closes_under_the_grant_of_another() {
             "byte {at}: {answer:?}"
         );
     }
+    // Nor is one that was cut off, or that has more behind it.
+    let longer = [&grant.bytes[..], &[0]].concat();
+    for forged in (0..grant.bytes.len()).map(|end| grant.bytes.slice(..end)).chain([longer.into()]) {
+        let answer = raw.arm(ONE, &Granted { bytes: forged, ..grant.clone() }).await;
+        assert!(matches!(&answer, Err(Turned::Refused(Refusal::Malformed(_)))), "{answer:?}");
+    }
     let outcomes = raw.commit(ONE, &grant, BOTH, vec![frame.entry]).await.unwrap();
     assert_eq!(outcomes[0].code(), Code::Committed);
     raw.id = WriterId::anonymous([9; 8]);

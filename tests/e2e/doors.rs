@@ -3,12 +3,15 @@
 use bytes::Bytes;
 use quarry_proto::{protocol::HEADER, refusal::Refusal, v1};
 use quarry_tests::{
-    TestCluster,
+    Seed, TestCluster,
     calls::{self, Turned, at_leader, refusal},
     shared,
 };
 use quarry_wire::limits::{COMMIT_ENTRIES_MAX, KEYS_PER_CALL_MAX, MESSAGE_BYTES_MAX, PROTOCOL_MAX, PROTOCOL_MIN};
-use tonic::{Code, Request, metadata::MetadataValue, transport::Channel};
+use tonic::{
+    Code, Request, Status, client::Grpc, codegen::http::uri::PathAndQuery, metadata::MetadataValue, transport::Channel,
+};
+use tonic_prost::ProstCodec;
 
 /// Addresses of a meta node and a data node.
 fn doors(cluster: &TestCluster) -> (String, String) {
@@ -66,8 +69,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_data_node
         assert!(matches!(answer, Err(Turned::Refused(Refusal::Malformed(_)))), "{answer:?}");
     }
     for id in [Bytes::new(), Bytes::from_static(&[1; 15]), Bytes::from_static(&[1; 17])] {
-        let request =
-            v1::ConfirmRequest { grant: grant.clone(), writer: id, entries: vec![v1::CommitEntry::default()] };
+        let request = v1::ConfirmRequest { grant, writer: id, entries: vec![v1::CommitEntry::default()] };
         let answer = refusal(calls::done(node.confirm(request)).await);
         assert!(matches!(&answer, Refusal::Malformed(it) if it.field == "writer"), "{answer:?}");
     }
@@ -77,7 +79,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_data_node
         assert!(matches!(&answer, Refusal::Malformed(it) if it.field.contains("grant")), "{answer:?}");
     }
     let commit = |written: Vec<u64>, entries: usize| v1::CommitRequest {
-        grant: grant.clone(),
+        grant,
         writer: writer.clone(),
         written,
         entries: vec![v1::CommitEntry::default(); entries],
@@ -110,7 +112,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_meta_node
     let request = raw.request().await;
     let good = v1::GrantRequest {
         shard: 1,
-        request: Some(request.clone()),
+        request: Some(request),
         writer: Bytes::from_static(&[1; 16]),
         namespace: blocks.info().id.0,
         slot_size: 4096,
@@ -131,7 +133,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_meta_node
         v1::GrantRequest { ttl_ms: u32::MAX, ..good.clone() },
         v1::GrantRequest { shard: 0, ..good.clone() },
         v1::GrantRequest { shard: 2, ..good.clone() },
-        v1::GrantRequest { request: Some(v1::RequestId { applied_ms: u64::MAX, ..request.clone() }), ..good.clone() },
+        v1::GrantRequest { request: Some(v1::RequestId { applied_ms: u64::MAX, ..request }), ..good.clone() },
     ];
     for asked in bad {
         let answer = at_leader(&metas, |mut control| {
@@ -210,6 +212,56 @@ async fn bytes_that_are_no_http2_or_no_protobuf_do_not_hurt_a_server() {
             // The server closes the connection, or resets it.
             let _ =
                 tokio::time::timeout(calls::CALL, socket.read_to_end(&mut rest)).await.expect("the server hangs up");
+        }
+    }
+    assert!(calls::node_status(&data).await.is_ok() && calls::status(&meta).await.is_ok());
+}
+
+/// Sends `message` to a method that takes another.
+async fn mistaken(channel: Channel, method: &'static str, message: v1::ArmRequest) -> Result<(), Status> {
+    let mut raw = Grpc::new(channel);
+    raw.ready().await.map_err(|wrong| Status::unavailable(wrong.to_string()))?;
+    let mut request = Request::new(message);
+    request.metadata_mut().insert(HEADER, MetadataValue::from(PROTOCOL_MAX));
+    let codec = ProstCodec::<v1::ArmRequest, v1::CloseReply>::default();
+    raw.unary(request, PathAndQuery::from_static(method), codec).await.map(|_| ())
+}
+
+#[tokio::test]
+async fn a_message_of_another_kind_is_refused_by_every_method_and_the_servers_live() {
+    let cluster = shared().await;
+    let (meta, data) = doors(&cluster);
+    let of_metas = [
+        "/quarry.v1.Control/CreateNamespace",
+        "/quarry.v1.Control/Grant",
+        "/quarry.v1.Control/Publish",
+        "/quarry.v1.Control/Seal",
+        "/quarry.v1.Control/Delete",
+        "/quarry.v1.Control/Resolve",
+        "/quarry.v1.Registry/RegisterRegion",
+        "/quarry.v1.Registry/RecordRegion",
+        "/quarry.v1.Registry/Heartbeat",
+        "/quarry.v1.Admin/Bootstrap",
+        "/quarry.v1.Admin/TransferLeader",
+    ];
+    let of_data = [
+        "/quarry.v1.DataNode/Arm",
+        "/quarry.v1.DataNode/Commit",
+        "/quarry.v1.DataNode/Confirm",
+        "/quarry.v1.DataNode/Close",
+    ];
+    let mut seed = Seed::draw();
+    for (address, methods) in [(&meta, &of_metas[..]), (&data, &of_data[..])] {
+        let channel = calls::channel(address).await.unwrap();
+        for method in methods {
+            for length in [1, 7, 200, 5_000] {
+                let message = v1::ArmRequest { grant: seed.bytes(length).into(), writer: seed.bytes(length).into() };
+                let answer = mistaken(channel.clone(), method, message).await;
+                let status = answer.expect_err(method);
+                let typed = Refusal::from_status(&status).is_some();
+                // What is no message of the method at all is turned down by the transport, before the service sees it.
+                assert!(typed || status.code() == Code::Internal, "{method}: {status:?}");
+            }
         }
     }
     assert!(calls::node_status(&data).await.is_ok() && calls::status(&meta).await.is_ok());

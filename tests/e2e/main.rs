@@ -3,6 +3,7 @@
 //! Proves the outcomes of puts, gets, deletes, namespaces and commands, the limits, and that malformed requests are refused typed and change
 //! nothing. What happens when processes fail stands in the suites `faults` and `crash`. Unless a test needs a cluster of its own, all share
 //! one and take namespaces of their own.
+#![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
 
 mod batches;
 mod commands;

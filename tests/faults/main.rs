@@ -2,6 +2,7 @@
 //!
 //! Proves *Fenced writers*, *No wrong value*, *Nothing unsigned* and *Nothing leaks* on real processes and real libfabric: what may not be
 //! reached is tried, and the memory is looked at. Failures of the control plane stand in the suite `crash`.
+#![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
 
 mod damage;
 mod fences;

@@ -19,7 +19,8 @@ use std::time::Duration;
 
 const ROUNDS: u8 = 4;
 /// The whole slab is one slot: an extent.
-const SLOT: u32 = EXTENT_BYTES as u32;
+const SLOT: u32 = 64 << 20;
+const _: () = assert!(SLOT as u64 == EXTENT_BYTES);
 /// Places that are looked at to see how far a write has come.
 const LOOKS: u64 = 64;
 

@@ -1,5 +1,4 @@
 //! A writer by hand that takes one order per line and answers each: the victim of the suite `faults`.
-#![expect(clippy::print_stdout, reason = "it talks to the test through its output")]
 
 use quarry_fabric::OperationError;
 use quarry_tests::{
