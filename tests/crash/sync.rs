@@ -94,8 +94,9 @@ fn parse(file: &Path) -> Vec<Call> {
     let mut open: HashMap<String, Call> = HashMap::new();
     let mut calls = Vec::new();
     for line in text.lines() {
-        let mut parts = line.trim_start().splitn(3, char::is_whitespace);
-        let (Some(thread), Some(at), Some(rest)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        // Numbers of threads are padded to the same width.
+        let Some((thread, rest)) = line.trim_start().split_once(char::is_whitespace) else { continue };
+        let Some((at, rest)) = rest.trim_start().split_once(char::is_whitespace) else { continue };
         let Ok(at) = at.parse::<f64>() else { continue };
         let rest = rest.trim_start();
         if let Some(resumed) = rest.strip_prefix("<... ") {
@@ -218,7 +219,7 @@ mod tests {
     fn a_trace_is_read_with_calls_that_were_interrupted_by_others() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("trace");
-        let text = "7 100.000001 pwrite64(5</d/db>, \"..name..\", 8, 0) = 8 <0.000010>\n\
+        let text = "7     100.000001 pwrite64(5</d/db>, \"..name..\", 8, 0) = 8 <0.000010>\n\
                     7 100.000020 fdatasync(5</d/db> <unfinished ...>\n\
                     8 100.000030 sendto(9<socket:[4]>, \"name\", 4, 0, NULL, 0) = 4 <0.000001>\n\
                     7 100.000040 <... fdatasync resumed>) = 0 <0.000020>\n";
