@@ -1,6 +1,7 @@
 //! Which cluster: its name, its root key and where its meta nodes are. Decides nothing else; a cluster is not contacted here.
 //!
 //! ```toml
+//! version = 1
 //! uuid = "00112233445566778899aabbccddeeff"
 //! root = "<64 hex digits: the public half of the root key>"
 //! metas = ["meta-1:7100", "meta-2:7100", "meta-3:7100"]
@@ -14,6 +15,9 @@ use std::{
     path::{Path, PathBuf},
     str::FromStr,
 };
+
+/// Version of the layout of a cluster file.
+const VERSION: u32 = 1;
 
 /// A cluster to connect to: all that a client must trust beforehand.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,7 +42,7 @@ pub enum ClusterError {
         source: std::io::Error,
     },
     /// It is not the TOML that was expected.
-    #[error("the cluster file is not what was expected (uuid, root and metas, nothing else): {0}")]
+    #[error("the cluster file is not what was expected (version, uuid, root and metas, nothing else): {0}")]
     Toml(Box<toml::de::Error>),
     /// A URL that does not begin with `quarry://`.
     #[error("expected quarry://host:port,host:port?uuid=..&root=.., found {found:?}")]
@@ -73,6 +77,7 @@ pub enum ClusterError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
+    version: u32,
     uuid: String,
     root: String,
     metas: Vec<String>,
@@ -121,6 +126,10 @@ impl Cluster {
     /// [`ClusterError`] if it is not such a text.
     pub fn from_toml(text: &str) -> Result<Self, ClusterError> {
         let written: Written = toml::from_str(text).map_err(|error| ClusterError::Toml(Box::new(error)))?;
+        if written.version != VERSION {
+            let found = written.version.to_string();
+            return Err(ClusterError::Value { what: "version", expected: "1, the only one this build reads", found });
+        }
         Self::new(uuid(&written.uuid)?, root(&written.root)?, written.metas)
     }
 
@@ -155,7 +164,12 @@ impl Cluster {
     #[must_use]
     pub fn to_toml(&self) -> String {
         let metas: Vec<String> = self.metas.iter().map(|meta| format!("\"{meta}\"")).collect();
-        format!("uuid = \"{}\"\nroot = \"{}\"\nmetas = [{}]\n", self.uuid, self.root, metas.join(", "))
+        format!(
+            "version = {VERSION}\nuuid = \"{}\"\nroot = \"{}\"\nmetas = [{}]\n",
+            self.uuid,
+            self.root,
+            metas.join(", ")
+        )
     }
 }
 
@@ -217,6 +231,17 @@ mod tests {
             matches!(Cluster::parse(&format!("{cluster}&rot=1")), Err(ClusterError::Parameter { found }) if found == "rot")
         );
         assert!(matches!(Cluster::parse(&format!("{cluster}&root=1")), Err(ClusterError::Parameter { .. })));
+    }
+
+    #[test]
+    fn a_cluster_file_of_another_version_or_of_none_is_refused() {
+        let text = cluster().to_toml();
+        let other = text.replace("version = 1", "version = 2");
+        assert!(
+            matches!(Cluster::from_toml(&other), Err(ClusterError::Value { what: "version", found, .. }) if found == "2")
+        );
+        let none = text.replace("version = 1\n", "");
+        assert!(matches!(Cluster::from_toml(&none), Err(ClusterError::Toml(_))));
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod poller;
 mod provider;
 mod raw;
 mod registration;
+mod signals;
 
 pub use address::FabricAddress;
 pub use child::without_our_descriptors;
@@ -39,3 +40,4 @@ pub use error::{FabricError, OperationError};
 pub use memory::Memory;
 pub use provider::{Provider, library_version};
 pub use registration::{Access, LocalSpan, Registration, RemoteSpan};
+pub use signals::reclaim_signals;

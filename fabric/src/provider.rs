@@ -4,6 +4,7 @@
 use crate::{
     FabricError,
     raw::{self, Source},
+    reclaim_signals,
 };
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -32,6 +33,7 @@ impl Provider {
     /// # Errors
     /// [`FabricError::NoProvider`] if libfabric does not answer with exactly this one.
     pub fn named(name: &str) -> Result<Self, FabricError> {
+        reclaim_signals();
         raw::discover(name, &Source { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None })?;
         Ok(Self { name: name.to_owned() })
     }

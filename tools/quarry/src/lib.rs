@@ -7,5 +7,4 @@ pub mod build;
 pub mod config;
 pub mod identity;
 pub mod local;
-pub mod signals;
 pub mod stdout;

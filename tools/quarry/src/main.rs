@@ -16,13 +16,11 @@ use quarry::{build::BUILD_ID, stdout::line};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // Before the runtime takes signals: it would call the handler of the library that took them before.
+    quarry_fabric::reclaim_signals();
     let cli = Cli::parse();
     if cli.build_id {
         return if line(BUILD_ID).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    }
-    if let Err(wrong) = quarry::signals::keep() {
-        eprintln!("quarry: cannot keep libraries from taking signals: {wrong}");
-        return ExitCode::FAILURE;
     }
     let Some(command) = cli.command else {
         eprintln!("quarry: a command is missing; see quarry --help");

@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// The command under test, without the environment of whoever runs the tests.
 fn quarry() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quarry"));
-    for name in ["QUARRY_CLUSTER", "QUARRY_NAMESPACE", "QUARRY_LOG", "QUARRY_LOG_FORMAT", "IPATH_NO_BACKTRACE"] {
+    for name in ["QUARRY_CLUSTER", "QUARRY_NAMESPACE", "QUARRY_LOG", "QUARRY_LOG_FORMAT"] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
