@@ -59,6 +59,9 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest) -> Refusal {
         GrantRefusal::UnknownNamespace { namespace, .. } => {
             Refusal::UnknownNamespace(v1::UnknownNamespace { id: namespace.0, name: String::new() })
         }
+        GrantRefusal::SlotSize { most, found, .. } if u64::from(found.0) > most => {
+            Refusal::TooLarge(v1::TooLarge { what: "slot".to_owned(), limit: most, found: u64::from(found.0) })
+        }
         GrantRefusal::SlotSize { .. } => Refusal::malformed("slot_size", refusal, wanted.slot_size.0),
         GrantRefusal::Slots { .. } => Refusal::malformed("slots", refusal, wanted.slots.0),
         GrantRefusal::Ttl { .. } => Refusal::malformed("ttl_ms", refusal, millis(wanted.ttl)),

@@ -1,10 +1,10 @@
 //! Single values: written, replaced, deleted, read back, and the limits of keys and values.
 
 use quarry_client::{CallError, DeleteError, GetError, PutError, PutMode};
-use quarry_tests::{Seed, seed::pattern, shared};
+use quarry_tests::{Seed, TestCluster, seed::pattern, shared};
 use quarry_wire::{
     frame::header_bytes,
-    limits::{EXTENT_BYTES, KEY_BYTES_MAX},
+    limits::{EXTENT_BYTES, KEY_BYTES_MAX, extent_bytes},
 };
 
 #[tokio::test]
@@ -106,6 +106,19 @@ async fn the_largest_value_fits_and_one_byte_more_is_refused_with_the_limit() {
     let value = blocks.get("large").await.unwrap().unwrap();
     assert!(value.bytes == bytes, "the largest value came back changed");
     blocks.delete("large").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_value_larger_than_every_extent_of_a_small_cluster_is_refused_with_the_limit_there() {
+    let region_bytes = 64 << 20;
+    let cluster = TestCluster::start_with(|spec| spec.region_bytes = vec![region_bytes]).await;
+    let (_client, blocks) = cluster.namespace().await;
+    let largest = usize::try_from(extent_bytes(region_bytes)).unwrap() - header_bytes("large".len());
+    match blocks.put("large", vec![7; largest * 2]).await {
+        Err(PutError::TooLarge { limit, found }) => assert_eq!((limit, found), (largest as u64, largest as u64 * 2)),
+        other => panic!("{other:?}"),
+    }
+    blocks.put("large", vec![7; largest / 2]).await.unwrap();
 }
 
 #[tokio::test]

@@ -149,7 +149,7 @@ async fn write_part(
         let (happened, failed) = round(&core, &line, &mut values, &mut demand, deadline).await;
         if let Some(error) = failed {
             // No slot, so nothing was sent for these.
-            outcomes.extend(values.drain(happened.len()..).map(|value| (value.index, Err(error.clone()))));
+            outcomes.extend(values.drain(happened.len()..).map(|value| (value.index, Err(of_value(&error, &value)))));
         }
         let mut again = Vec::new();
         let mut longest = Duration::ZERO;
@@ -169,6 +169,17 @@ async fn write_part(
         values = again;
     }
     outcomes
+}
+
+/// What a slab's error means for one value: the cluster counts slots, callers count payload.
+fn of_value(error: &PutError, value: &Value) -> PutError {
+    match error {
+        PutError::TooLarge { limit, .. } => PutError::TooLarge {
+            limit: limit.saturating_sub(header_bytes(value.key.as_bytes().len()) as u64),
+            found: value.bytes.len() as u64,
+        },
+        other => other.clone(),
+    }
 }
 
 enum Next {

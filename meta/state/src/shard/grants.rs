@@ -138,7 +138,7 @@ pub(super) enum Leave {
 }
 
 /// Smallest slot: a header with the shortest key.
-const SLOT_BYTES_MIN: u32 = 128;
+pub(super) const SLOT_BYTES_MIN: u32 = 128;
 const _: () = assert!(header_bytes(1) == SLOT_BYTES_MIN as usize);
 
 impl Shard {

@@ -4,7 +4,9 @@
 //! node the first place that fits is taken. All arithmetic is on integers.
 
 use super::{
-    GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand, grants::slab_bytes, space::Ranges,
+    GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand,
+    grants::{SLOT_BYTES_MIN, slab_bytes},
+    space::Ranges,
 };
 use crate::requests::RequestRefusal;
 use quarry_wire::{
@@ -51,7 +53,8 @@ impl Planner<'_> {
     /// has copies, fewer slots are tried (halved each time) before fewer copies.
     ///
     /// # Errors
-    /// [`GrantRefusal`]: what apply would say, or [`GrantRefusal::NoSpace`]. Nothing was logged, so none of them is definite for a request
+    /// [`GrantRefusal`]: what apply would say, or [`GrantRefusal::NoSpace`]; a slot larger than every extent held is
+    /// [`GrantRefusal::SlotSize`], for no waiting helps. Nothing was logged, so none of them is definite for a request
     /// that was proposed before.
     pub fn grant(&mut self, meta: NodeId, mut asked: GrantRequest) -> Result<ShardCommand, GrantRefusal> {
         let shard = self.shard;
@@ -78,6 +81,10 @@ impl Planner<'_> {
         let found = u8::try_from(candidates.len()).unwrap_or(u8::MAX);
         if found < least {
             let one = u64::from(asked.slot_size.0);
+            let most = shard.extents.values().map(|held| held.bytes).max();
+            if let Some(most) = most.filter(|most| *most < one) {
+                return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
+            }
             let found = u8::try_from(self.candidates(one).len()).unwrap_or(u8::MAX);
             return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
         }
