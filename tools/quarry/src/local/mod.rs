@@ -206,12 +206,18 @@ impl LocalCluster {
         Ok(Some(status))
     }
 
-    /// Stops a member as it stands (SIGSTOP): it keeps its connections and answers nothing.
+    /// Stops a member as it stands (SIGSTOP): it keeps its connections and, once this returns, answers nothing.
     ///
     /// # Errors
-    /// [`LocalError::NotRunning`].
+    /// [`LocalError::NotRunning`], or [`LocalError::Deadline`] if it does not stop.
     pub async fn pause(&mut self, member: Member) -> Result<(), LocalError> {
-        self.kill(member, Signal::STOP).await.map(|_| ())
+        self.kill(member, Signal::STOP).await?;
+        let until = tokio::time::Instant::now() + DRAIN;
+        let process = self.running.get(&member).ok_or(LocalError::NotRunning { member })?;
+        while !process.is_stopped().map_err(|source| LocalError::Process { member, source })? {
+            pause(until, &format!("{member} did not stop")).await?;
+        }
+        Ok(())
     }
 
     /// Lets a paused member go on.

@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal};
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     os::unix::process::CommandExt as _,
     path::Path,
@@ -69,6 +69,18 @@ impl Process {
             }
             tokio::time::sleep(POLL).await;
         }
+    }
+
+    /// Whether every one of its threads is stopped. A signal that stops takes effect on each thread when that one gets to it.
+    pub(crate) fn is_stopped(&self) -> io::Result<bool> {
+        for thread in fs::read_dir(format!("/proc/{}/task", self.pid().as_raw_nonzero()))? {
+            // pid (name) state ...; the name may hold anything, parentheses too.
+            let stat = fs::read_to_string(thread?.path().join("stat"))?;
+            if stat.rsplit_once(") ").is_none_or(|(_, rest)| !rest.starts_with('T')) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Ends it at once and reaps it.
