@@ -6,7 +6,6 @@
 
 use clap::Args;
 use std::{
-    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
     process::Command,
@@ -17,9 +16,9 @@ pub(crate) struct BareArgs {
     /// Folder for the root; several GB. Made on the first run, used again afterwards.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp/quarry-bare")]
     dir: PathBuf,
-    /// Debian mirror.
-    #[arg(long, value_name = "URL", default_value = "http://deb.debian.org/debian")]
-    mirror: String,
+    /// Debian mirror; without it, the one that mmdebstrap takes.
+    #[arg(long, value_name = "URL")]
+    mirror: Option<String>,
     /// What to run in the clone.
     #[arg(long, value_name = "COMMAND", default_value = "tools/setup && tools/test && tools/demo")]
     run: String,
@@ -54,9 +53,9 @@ pub(crate) fn run(repository: &Path, args: &BareArgs) -> Result<String, BareErro
     if !root.exists() || !made.exists() {
         fs::create_dir_all(&args.dir).map_err(io(&args.dir))?;
         // apt inside needs certificates for https mirrors only; everything else is left to tools/setup.
-        let parts: [&OsString; 4] =
-            [&"--variant=minbase".into(), &"bookworm".into(), &root.clone().into(), &args.mirror.clone().into()];
-        execute("mmdebstrap", Command::new("mmdebstrap").args(parts))?;
+        let mut make = Command::new("mmdebstrap");
+        make.args(["--variant=minbase", "bookworm"]).arg(&root).args(&args.mirror);
+        execute("mmdebstrap", &mut make)?;
         fs::write(&made, "bookworm\n").map_err(io(&made))?;
     }
     let clone = root.join("quarry");
