@@ -12,7 +12,7 @@ use quarry_wire::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     future::Future,
     io,
     path::{Path, PathBuf},
@@ -28,6 +28,10 @@ use tonic::{
 pub const DIRECTORY: u32 = 0;
 /// Raft group of the first shard.
 pub const FIRST_SHARD: u32 = 1;
+/// How long one meta node may take to make the cluster, before another is asked: it includes the first elections.
+const BOOTSTRAP_CALL: Duration = Duration::from_secs(10);
+/// Between two rounds of asking all meta nodes of a plan.
+const BOOTSTRAP_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a call to one process did not answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -180,14 +184,14 @@ pub async fn status_all(addresses: &[String], deadline: Duration) -> Vec<Result<
     answers
 }
 
-/// Makes the cluster of `plan` through its first meta node. Doing it again changes nothing.
+/// Makes the cluster of `plan`, asking its meta nodes in turn and following their hints until one has done it. Doing it again changes nothing.
 ///
 /// # Errors
-/// [`CallError`]; [`Refusal::AlreadyBootstrapped`] only if the node belongs to another cluster.
+/// [`CallError`]: at once if time does not change it, else at the deadline the last that a node said; [`Refusal::AlreadyBootstrapped`] only if a
+/// node belongs to another cluster.
 pub async fn bootstrap(plan: &BootstrapPlan, deadline: Duration) -> Result<(), CallError> {
-    let Some(first) = plan.metas.first() else {
-        return Err(CallError::Address { address: String::new() });
-    };
+    let began = tokio::time::Instant::now();
+    let left = || deadline.saturating_sub(began.elapsed());
     let member = |meta: &PlannedMeta| v1::MetaMember {
         node: meta.node,
         address: meta.address.clone(),
@@ -199,15 +203,72 @@ pub async fn bootstrap(plan: &BootstrapPlan, deadline: Duration) -> Result<(), C
         shards: plan.shards,
         metas: plan.metas.iter().map(member).collect(),
     };
-    let answer = call(&first.address, deadline, |calls| async {
-        v1::admin_client::AdminClient::new(calls).bootstrap(request).await
-    })
-    .await;
-    match answer {
-        Err(CallError::Refused { refusal, .. }) if matches!(&*refusal, Refusal::AlreadyBootstrapped(it) if it.cluster[..] == plan.cluster.0) => {
-            Ok(())
+    let mut last = CallError::Address { address: String::new() };
+    let mut hinted = None;
+    while !plan.metas.is_empty() {
+        let mut turns = Turns::new(&plan.metas, hinted);
+        let (mut made, mut waits) = (false, false);
+        while let Some(meta) = turns.next() {
+            let request = request.clone();
+            let answer = call(&meta.address, BOOTSTRAP_CALL.min(left()), |calls| async {
+                v1::admin_client::AdminClient::new(calls).bootstrap(request).await
+            })
+            .await;
+            let Err(wrong) = answer else { return Ok(()) };
+            if let CallError::Refused { refusal, .. } = &wrong {
+                match &**refusal {
+                    Refusal::AlreadyBootstrapped(it) if it.cluster[..] == plan.cluster.0 => {
+                        made = true;
+                        continue;
+                    }
+                    Refusal::NotLeader(it) => {
+                        hinted = Some(it.leader);
+                        turns.prefer(it.leader);
+                    }
+                    _ => {}
+                }
+                waits = true;
+            }
+            if !wrong.is_passing() {
+                return Err(wrong);
+            }
+            // What a node said tells more than that another, or the same in the last moment, did not answer.
+            if matches!(wrong, CallError::Refused { .. }) || !matches!(last, CallError::Refused { .. }) {
+                last = wrong;
+            }
+            if left().is_zero() {
+                return Err(last);
+            }
         }
-        other => other.map(|_| ()),
+        // A node that only knows that the cluster is there does not know whether another is still about to make it whole.
+        if made && !waits {
+            return Ok(());
+        }
+        tokio::time::sleep(BOOTSTRAP_PAUSE.min(left())).await;
+    }
+    Err(last)
+}
+
+/// The order in which the meta nodes of a plan are asked: each once, hinted ones first.
+struct Turns<'a>(VecDeque<&'a PlannedMeta>);
+
+impl<'a> Turns<'a> {
+    fn new(metas: &'a [PlannedMeta], first: Option<u64>) -> Self {
+        let mut turns = Self(metas.iter().collect());
+        if let Some(node) = first {
+            turns.prefer(node);
+        }
+        turns
+    }
+    /// Asks `node` next, if it is of the plan and was not asked yet.
+    fn prefer(&mut self, node: u64) {
+        if let Some(at) = self.0.iter().position(|meta| meta.node == node) {
+            let meta = self.0.remove(at).expect("it was found there");
+            self.0.push_front(meta);
+        }
+    }
+    fn next(&mut self) -> Option<&'a PlannedMeta> {
+        self.0.pop_front()
     }
 }
 
@@ -558,6 +619,25 @@ mod tests {
         );
         std::fs::write(&path, text.replace("version = 1", "version = 9")).unwrap();
         assert!(matches!(BootstrapPlan::read(&path), Err(PlanError::Field { field: "version", .. })));
+    }
+
+    #[test]
+    fn the_meta_nodes_of_a_plan_are_asked_once_each_and_the_hinted_one_next() {
+        let root = Root::generate().unwrap();
+        let meta = |node: u64| {
+            let certificate = root.certify(CertificateSerial(node), NodeId(node), Role::Meta).unwrap().certificate;
+            PlannedMeta { node, address: format!("127.0.0.1:{node}"), certificate }
+        };
+        let metas = [meta(1), meta(2), meta(3)];
+        let mut turns = Turns::new(&metas, None);
+        let mut next = |hint| {
+            let node = turns.next().map(|meta| meta.node);
+            turns.prefer(hint);
+            node
+        };
+        // Neither no leader, nor a stranger, nor one that was asked before changes the order.
+        assert_eq!([next(3), next(1), next(0), next(9)], [Some(1), Some(3), Some(2), None]);
+        assert_eq!(Turns::new(&metas, Some(2)).0.iter().map(|meta| meta.node).collect::<Vec<_>>(), [2, 1, 3]);
     }
 
     #[test]

@@ -69,8 +69,6 @@ enum Format {
 
 /// Exit code of a cluster without a leader.
 const UNAVAILABLE: u8 = 6;
-/// Between two attempts to make a cluster.
-const RETRY: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -94,20 +92,14 @@ async fn run(command: Command) -> Result<ExitCode, Box<dyn std::error::Error>> {
 }
 
 async fn bootstrap(plan: &BootstrapPlan, timeout: Duration) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let until = tokio::time::Instant::now() + timeout;
-    loop {
-        let left = until.saturating_duration_since(tokio::time::Instant::now());
-        let Err(wrong) = admin::bootstrap(plan, left).await else { break };
-        // A refusal that time does not change is final.
-        if !wrong.is_passing() || until.saturating_duration_since(tokio::time::Instant::now()) < RETRY {
-            return if wrong.is_passing() {
-                eprintln!("raft-admin: {wrong}");
-                Ok(ExitCode::from(UNAVAILABLE))
-            } else {
-                Err(wrong.into())
-            };
+    match admin::bootstrap(plan, timeout).await {
+        Ok(()) => {}
+        Err(wrong) if wrong.is_passing() => {
+            eprintln!("raft-admin: {wrong}");
+            return Ok(ExitCode::from(UNAVAILABLE));
         }
-        tokio::time::sleep(RETRY).await;
+        // A refusal that time does not change.
+        Err(wrong) => return Err(wrong.into()),
     }
     line(format_args!("cluster {} has {} meta nodes and {} shards", plan.cluster, plan.metas.len(), plan.shards))?;
     Ok(ExitCode::SUCCESS)

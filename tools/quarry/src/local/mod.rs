@@ -38,8 +38,6 @@ use std::{
 
 /// How long one question to a process may take.
 const ASK: Duration = Duration::from_secs(2);
-/// How long one attempt to make the cluster may take: it includes the first elections.
-const ATTEMPT: Duration = Duration::from_secs(10);
 /// How long a process may take to end after SIGTERM before it is killed: longer than it drains by itself.
 const DRAIN: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(50);
@@ -113,15 +111,19 @@ impl LocalCluster {
             }
         }
         let plan = self.layout.plan()?;
-        let mut why;
+        let mut making = std::pin::pin!(admin::bootstrap(&plan, left(until)));
         loop {
             self.all_alive()?;
-            match admin::bootstrap(&plan, ATTEMPT.min(left(until))).await {
-                Ok(()) => break,
-                Err(wrong) if !wrong.is_passing() => return Err(LocalError::Bootstrap(wrong)),
-                Err(wrong) => why = format!("the cluster is not made yet: {wrong}"),
+            tokio::select! {
+                made = &mut making => match made {
+                    Ok(()) => break,
+                    Err(wrong) if !wrong.is_passing() => return Err(LocalError::Bootstrap(wrong)),
+                    Err(wrong) => {
+                        return Err(LocalError::Deadline { missing: format!("the cluster is not made yet: {wrong}") });
+                    }
+                },
+                () = tokio::time::sleep(POLL) => {}
             }
-            pause(until, &why).await?;
         }
         self.wait_ready(left(until)).await
     }

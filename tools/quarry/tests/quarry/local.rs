@@ -2,9 +2,12 @@
 
 use crate::{DEADLINE, runs};
 use quarry::{
-    admin::{FIRST_SHARD, Health, State, status_all},
+    admin::{self, BootstrapPlan, CallError, DIRECTORY, FIRST_SHARD, Health, State, status_all},
     local::{LocalCluster, LocalError, LocalSpec, Member, Signal},
 };
+use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
+use std::time::Duration;
+use tonic::transport::Endpoint;
 
 fn spec() -> LocalSpec {
     LocalSpec { region_bytes: vec![16 << 20], ..LocalSpec::new(env!("CARGO_BIN_EXE_quarry").into()) }
@@ -12,7 +15,7 @@ fn spec() -> LocalSpec {
 
 async fn health(cluster: &LocalCluster) -> Health {
     let metas: Vec<String> = cluster.metas().into_iter().map(|member| cluster.address(member)).collect();
-    Health::judge(&metas, &status_all(&metas, std::time::Duration::from_secs(5)).await)
+    Health::judge(&metas, &status_all(&metas, Duration::from_secs(5)).await)
 }
 
 #[tokio::test]
@@ -56,4 +59,61 @@ async fn a_process_that_cannot_start_is_reported_with_its_last_words() {
         }
         other => panic!("{other}"),
     }
+}
+
+/// Has another meta node than `not` lead the directory.
+async fn led_by_another(cluster: &LocalCluster, not: Member) -> Member {
+    let leader = cluster.leader(DIRECTORY, DEADLINE).await.unwrap();
+    if leader != not {
+        return leader;
+    }
+    let to = cluster.metas().into_iter().find(|meta| *meta != not).unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", cluster.address(leader))).unwrap();
+    let channel = endpoint.timeout(DEADLINE).connect().await.unwrap();
+    let mut calls = v1::admin_client::AdminClient::with_interceptor(channel, Announce);
+    calls.transfer_leader(v1::TransferLeaderRequest { group: DIRECTORY, to: to.node().0 }).await.unwrap();
+    let until = tokio::time::Instant::now() + DEADLINE;
+    loop {
+        let leader = cluster.leader(DIRECTORY, DEADLINE).await.unwrap();
+        if leader != not {
+            return leader;
+        }
+        assert!(tokio::time::Instant::now() < until, "{not} leads the directory still");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_is_bootstrapped_again_and_opened_again_whoever_leads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("cluster");
+    let mut cluster = LocalCluster::create(&folder, LocalSpec { data_nodes: 1, ..spec() }).unwrap();
+    cluster.start(DEADLINE).await.unwrap();
+    let plan = BootstrapPlan::read(&folder.join("bootstrap.toml")).unwrap();
+    let first = cluster.metas()[0];
+    led_by_another(&cluster, first).await;
+    admin::bootstrap(&plan, Duration::from_secs(20)).await.unwrap();
+
+    // With the first of the plan down, the others are asked.
+    cluster.kill(first, Signal::KILL).await.unwrap();
+    admin::bootstrap(&plan, Duration::from_secs(20)).await.unwrap();
+
+    // Without a majority the error is what a node says of it, not that time was up.
+    let second = cluster.metas()[1];
+    cluster.kill(second, Signal::KILL).await.unwrap();
+    let wrong = admin::bootstrap(&plan, Duration::from_secs(8)).await.unwrap_err();
+    assert!(wrong.is_passing(), "{wrong}");
+    match wrong {
+        CallError::Refused { refusal, .. } => assert!(
+            matches!(*refusal, Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::Indeterminate(_)),
+            "{refusal}"
+        ),
+        other => panic!("{other}"),
+    }
+    cluster.stop().await.unwrap();
+    drop(cluster);
+
+    let mut cluster = LocalCluster::open(&folder, spec()).unwrap();
+    cluster.start(DEADLINE).await.unwrap();
+    assert_eq!(health(&cluster).await.state, State::Healthy);
 }
