@@ -65,6 +65,12 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest) -> Refusal {
         GrantRefusal::SlotSize { .. } => Refusal::malformed("slot_size", refusal, wanted.slot_size.0),
         GrantRefusal::Slots { .. } => Refusal::malformed("slots", refusal, wanted.slots.0),
         GrantRefusal::Ttl { .. } => Refusal::malformed("ttl_ms", refusal, millis(wanted.ttl)),
+        GrantRefusal::TooFewNodes { needed, found, silent } => Refusal::TooFewNodes(v1::TooFewNodes {
+            needed: u32::from(needed),
+            found: u32::from(found),
+            silent: u32::from(silent),
+            retry_after_ms: millis(door::RETRY),
+        }),
         GrantRefusal::NoSpace { retry_after, .. } => Refusal::NoSpace(v1::NoSpace {
             resource: format!("memory ({refusal})"),
             retry_after_ms: retry_after.map_or(0, millis),

@@ -7,7 +7,7 @@ use crate::{
     core::Core,
     endpoints::Direction,
     error::{CallError, PutError},
-    retry,
+    retry::{self, Fault},
     view::Doubt,
     write::{
         line::LineId,
@@ -42,7 +42,7 @@ pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: I
                     let life = grant.statement.ttl;
                     // The claim's own clock may run a little faster than ours.
                     let write_until = asked_at + life - life / 100 - MARGIN.min(life / 4);
-                    return Ok(Slab::new(grant.statement, armed, write_until));
+                    return Ok(Slab::new(grant, armed, write_until));
                 }
                 let reached = armed.len();
                 give_back(core, grant.statement, armed);
@@ -53,6 +53,12 @@ pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: I
                 Refusal::NoSpace(it) if !it.terminal || !avoid.is_empty() => {
                     let after = Duration::from_millis(it.retry_after_ms).min(Duration::from_secs(1));
                     (after.max(retry::pause(attempt)), CallError::Refused(Box::new(Refusal::NoSpace(it))).into())
+                }
+                Refusal::TooFewNodes(it) => {
+                    let after = Duration::from_millis(it.retry_after_ms).min(Duration::from_secs(1));
+                    let (needed, reached) = (it.needed as usize, it.found as usize);
+                    let last = Refusal::TooFewNodes(it).to_string();
+                    (after.max(retry::pause(attempt)), PutError::TooFewHolders { needed, reached, last })
                 }
                 other => return Err(CallError::Refused(Box::new(other)).into()),
             },
@@ -69,9 +75,10 @@ pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: I
 }
 
 /// A grant with the bytes that prove it.
-struct Granted {
-    statement: Grant,
-    signed: bytes::Bytes,
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) statement: Grant,
+    pub(crate) signed: bytes::Bytes,
 }
 
 async fn ask_grant(
@@ -142,17 +149,17 @@ async fn arm_all(core: &Core, grant: &Granted, deadline: Instant) -> (Vec<Armed>
     (armed, last)
 }
 
-async fn arm(core: &Core, grant: &Granted, node: NodeId, until: Instant) -> Result<Armed, String> {
+/// Arms the grant on one holder. Repeated, it answers the same as long as the grant is armed there, and is refused afterwards.
+pub(crate) async fn arm(core: &Core, grant: &Granted, node: NodeId, until: Instant) -> Result<Armed, Fault> {
     let request = v1::ArmRequest { grant: grant.signed.clone(), writer: bytes::Bytes::copy_from_slice(&core.writer.0) };
     let reply = core
         .control
         .try_node(node, "Arm", request, until, |mut node, request| async move { node.arm(request).await })
-        .await
-        .map_err(|fault| fault.to_string())?;
+        .await?;
     if reply.base.checked_add(grant.statement.slab_bytes()).is_none() {
-        return Err(format!("base {:#x} plus the slab's length is no address", reply.base));
+        return Err(Fault::Transport(format!("base {:#x} plus the slab's length is no address", reply.base)));
     }
-    let lane = FabricAddress::from_bytes(&reply.lane_address).map_err(|error| error.to_string())?;
+    let lane = FabricAddress::from_bytes(&reply.lane_address).map_err(|error| Fault::Transport(error.to_string()))?;
     Ok(Armed { node, lane, provider: reply.provider, key: reply.write_key, base: reply.base })
 }
 

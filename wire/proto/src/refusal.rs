@@ -12,7 +12,7 @@ impl Kind {
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
-            Self::NotLeader(_) | Self::NotReady(_) => Code::Unavailable,
+            Self::NotLeader(_) | Self::NotReady(_) | Self::TooFewNodes(_) => Code::Unavailable,
             Self::Indeterminate(_) => Code::Unknown,
             Self::UnsupportedProtocol(_)
             | Self::WrongCluster(_)
@@ -133,6 +133,14 @@ impl fmt::Display for Kind {
                 "the version's clock is {} ms, the leader's is {} ms: more than {} ms ahead; set the writer's clock",
                 it.version_ms, it.wall_ms, it.limit_ms
             ),
+            Self::TooFewNodes(it) => {
+                let (needed, found, silent) = (it.needed, it.found, it.silent);
+                write!(
+                    f,
+                    "{needed} data nodes with room are needed, {found} answer and {silent} do not; try again in {} ms",
+                    it.retry_after_ms
+                )
+            }
             Self::WrongShard(it) => {
                 write!(f, "the request is for shard {}, its key belongs to shard {}", it.found, it.expected)
             }

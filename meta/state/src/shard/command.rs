@@ -393,10 +393,18 @@ pub enum GrantRefusal {
         /// Bytes asked for, all copies counted.
         asked: u64,
     },
+    /// Enough nodes have the memory, but some of them are down or cannot be reached.
+    #[error("a slab needs {needed} nodes, {found} have room and {silent} are down or cannot be reached")]
+    TooFewNodes {
+        /// Nodes needed.
+        needed: u8,
+        /// Nodes with room that answer.
+        found: u8,
+        /// Nodes with extents large enough that do not answer.
+        silent: u8,
+    },
     /// There is no room now.
-    #[error(
-        "no space for a slab on {needed} nodes, only on {found} (try again after {retry_after:?}; none: nothing is coming)"
-    )]
+    #[error("no space for a slab on {needed} nodes, only on {found}{}", coming(.retry_after.as_ref()))]
     NoSpace {
         /// Nodes needed.
         needed: u8,
@@ -405,6 +413,14 @@ pub enum GrantRefusal {
         /// When resting or granted space may be free again, counted from the leader's log time; none if nothing is coming back.
         retry_after: Option<Duration>,
     },
+}
+
+/// In a sentence: when space comes back.
+fn coming(retry_after: Option<&Duration>) -> String {
+    retry_after.map_or_else(
+        || ", and nothing is coming back".to_owned(),
+        |after| format!("; some comes back in {} ms", after.as_millis()),
+    )
 }
 
 /// Why a seal was turned down.

@@ -4,14 +4,15 @@
 //! node the first place that fits is taken. All arithmetic is on integers.
 
 use super::{
-    GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand,
+    Deadline, GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand, Slab,
     grants::{SLOT_BYTES_MIN, slab_bytes},
     space::Ranges,
 };
 use crate::requests::RequestRefusal;
 use quarry_wire::{
     ids::{ExtentId, NamespaceId, NodeId},
-    units::{LogTime, Offset, SlotCount},
+    limits::LANE_LIFE_MAX,
+    units::{LogTime, Offset, SlotCount, millis},
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -28,6 +29,9 @@ pub struct Planner<'a> {
     avoid: &'a BTreeSet<NodeId>,
     /// What is left of extents of which something was planned away.
     left: BTreeMap<ExtentId, Ranges>,
+    /// Where slabs lay whose lanes may still be open: taken last, since arming a new grant there closes such a lane, and with it whatever else
+    /// its writer does on it.
+    warm: BTreeMap<ExtentId, Ranges>,
     /// Bytes planned per namespace.
     planned: BTreeMap<NamespaceId, u64>,
     /// Grants planned.
@@ -37,8 +41,24 @@ pub struct Planner<'a> {
 impl Shard {
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
-    pub const fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
-        Planner { shard: self, at, avoid, left: BTreeMap::new(), planned: BTreeMap::new(), grants: 0 }
+    pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
+        let warm = self.warm(at);
+        Planner { shard: self, at, avoid, left: BTreeMap::new(), warm, planned: BTreeMap::new(), grants: 0 }
+    }
+
+    /// The places of slabs whose grants ended less than the life of a lane ago.
+    fn warm(&self, at: LogTime) -> BTreeMap<ExtentId, Ranges> {
+        let mut warm: BTreeMap<ExtentId, Ranges> = BTreeMap::new();
+        let oldest = LogTime(at.0.saturating_sub(millis(LANE_LIFE_MAX)));
+        for (_, deadline) in self.deadlines.range((oldest.after(self.settings.outcome_kept), Deadline::FIRST)..) {
+            let Deadline::Forget(id) = deadline else { continue };
+            let Some(slab) = self.slabs.get(id) else { continue };
+            for holder in &slab.grant.holders {
+                let span = slab.grant.span(holder);
+                warm.entry(Slab::extent(holder)).or_default().cover(span.start, span.end);
+            }
+        }
+        warm
     }
 }
 
@@ -86,6 +106,10 @@ impl Planner<'_> {
                 return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
             }
             let found = u8::try_from(self.candidates(one).len()).unwrap_or(u8::MAX);
+            let silent = self.silent(one);
+            if silent > 0 && found.saturating_add(silent) >= least {
+                return Err(GrantRefusal::TooFewNodes { needed: least, found, silent });
+            }
             return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
         }
         let planned = self.planned.get(&asked.namespace).copied().unwrap_or(0);
@@ -114,8 +138,17 @@ impl Planner<'_> {
         }
     }
 
-    /// One candidate per node with room, at its first place that fits.
+    /// One candidate per node with room, at its first place that fits, if possible where no lane may be open.
     fn candidates(&self, bytes: u64) -> Vec<Candidate> {
+        let cold = self.candidates_by(|extent, free| free.first_fit_outside(bytes, self.warm.get(&extent)));
+        let places: BTreeSet<NodeId> = cold.iter().map(|candidate| candidate.place.extent.region.node).collect();
+        let any = self.candidates_by(|_, free| free.first_fit(bytes));
+        let warm = any.into_iter().filter(|candidate| !places.contains(&candidate.place.extent.region.node));
+        let warm = warm.collect::<Vec<_>>();
+        cold.into_iter().chain(warm).collect()
+    }
+
+    fn candidates_by(&self, fit: impl Fn(ExtentId, &Ranges) -> Option<u64>) -> Vec<Candidate> {
         let mut nodes: BTreeMap<NodeId, (u64, Option<Proposed>)> = BTreeMap::new();
         for (extent, held) in &self.shard.extents {
             if !self.is_usable(*extent) {
@@ -125,7 +158,7 @@ impl Planner<'_> {
             let (room, place) = nodes.entry(extent.region.node).or_default();
             *room += free.total();
             if place.is_none() {
-                *place = free.first_fit(bytes).map(|base| Proposed { extent: *extent, base: Offset(base) });
+                *place = fit(*extent, free).map(|base| Proposed { extent: *extent, base: Offset(base) });
             }
         }
         let number = self.shard.sequence_last + 1 + self.grants;
@@ -133,6 +166,22 @@ impl Planner<'_> {
             Some(Candidate { score: score(number, node, room), place: place? })
         };
         nodes.into_iter().filter_map(candidate).collect()
+    }
+
+    /// Nodes with an extent of at least `bytes` that cannot be used now.
+    fn silent(&self, bytes: u64) -> u8 {
+        let large = self.shard.extents.iter().filter(|(_, held)| held.bytes >= bytes);
+        let (usable, silent): (BTreeSet<_>, BTreeSet<_>) = large
+            .map(|(extent, _)| (self.is_usable(*extent), extent.region.node))
+            .fold((BTreeSet::new(), BTreeSet::new()), |(mut usable, mut silent), (is_usable, node)| {
+                if is_usable {
+                    usable.insert(node)
+                } else {
+                    silent.insert(node)
+                };
+                (usable, silent)
+            });
+        u8::try_from(silent.difference(&usable).count()).unwrap_or(u8::MAX)
     }
 
     fn is_usable(&self, extent: ExtentId) -> bool {

@@ -6,7 +6,7 @@
 
 use super::{GrantPhase, Phase, Shard, space::Rest};
 use quarry_wire::{
-    ids::{ExtentId, Ordinal, WriterId},
+    ids::{ExtentId, Generation, Ordinal, WriterId},
     units::LogTime,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,18 @@ pub(super) enum Deadline {
     Forget(Ordinal),
 }
 
+impl Deadline {
+    /// The least of all, whatever it is about: where a range over one instant begins.
+    pub(super) const FIRST: Self = Self::Expire(Ordinal { generation: Generation(0), number: 0 });
+}
+
 impl Shard {
+    /// Grants that are open or sealed.
+    #[must_use]
+    pub fn live_grants(&self) -> usize {
+        self.writers.values().map(BTreeSet::len).sum()
+    }
+
     /// When something happens by itself next: the leader stamps an entry then.
     #[must_use]
     pub fn next_deadline(&self) -> Option<LogTime> {

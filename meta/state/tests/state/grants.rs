@@ -178,7 +178,7 @@ fn grants_planned_for_one_entry_do_not_overlap() {
 }
 
 #[test]
-fn nodes_to_avoid_hold_nothing_and_too_few_nodes_are_no_space() {
+fn nodes_to_avoid_hold_nothing_and_too_few_that_answer_are_told_apart_from_no_space() {
     let mut bench = Bench::with(3, Policy::new(Class::Cache, 2), 1);
     let avoid = BTreeSet::from([NodeId(2)]);
     for _ in 0..8 {
@@ -190,7 +190,29 @@ fn nodes_to_avoid_hold_nothing_and_too_few_nodes_are_no_space() {
     let avoid = BTreeSet::from([NodeId(2), NodeId(1)]);
     let asked = bench.asked(1);
     let refused = bench.shard.planner(LogTime(bench.at), &avoid).grant(META, asked).unwrap_err();
+    assert_eq!(refused, GrantRefusal::TooFewNodes { needed: 2, found: 1, silent: 2 });
+    // One node more would not help if there never was another.
+    let mut small = Bench::with(1, Policy::new(Class::Cache, 2), 1);
+    let refused = small.plan(1).unwrap_err();
     assert!(matches!(refused, GrantRefusal::NoSpace { needed: 2, found: 1, .. }), "{refused}");
+}
+
+#[test]
+fn the_place_of_a_grant_that_just_ended_is_taken_last() {
+    let mut bench = Bench::new(1);
+    let first = bench.grant(8);
+    bench.seal(&first, 0);
+    let mut spans = vec![first.span(&first.holders[0])];
+    // All of the region but that place, in pieces: none of them lies there.
+    let pieces = u64::from(EXTENTS) * (EXTENT / (8 * u64::from(SLOT))) - 1;
+    for _ in 0..pieces {
+        let grant = bench.grant(8);
+        let span = grant.span(&grant.holders[0]);
+        assert!(spans.iter().all(|other| span.end <= other.start || other.end <= span.start), "{span:?}");
+        spans.push(span);
+    }
+    let last = bench.grant(8);
+    assert_eq!(last.span(&last.holders[0]), spans[0], "it is taken when nothing else is left");
 }
 
 #[test]
