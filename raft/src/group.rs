@@ -82,12 +82,13 @@ impl<M: Machine> Group<M> {
         propose_deadline: Duration,
     ) -> Self {
         let mut metrics = raft.metrics();
-        let first = GroupStatus::new(id, &metrics.borrow_watched(), &cell);
+        let fault = store.committer().watch_failed();
+        let first = GroupStatus::new(id, &metrics.borrow_watched(), &cell, fault.borrow().as_deref());
         let (publish, status) = watch::channel(first);
         let watched = Arc::clone(&cell);
         tokio::spawn(async move {
             while metrics.changed().await.is_ok() && !publish.is_closed() {
-                let now = GroupStatus::new(id, &metrics.borrow_watched(), &watched);
+                let now = GroupStatus::new(id, &metrics.borrow_watched(), &watched, fault.borrow().as_deref());
                 publish.send_if_modified(|before| {
                     let changed = *before != now;
                     *before = now;
@@ -257,7 +258,19 @@ impl<M: Machine> Group<M> {
 
     /// The group as this node sees it now.
     pub fn status(&self) -> GroupStatus {
-        GroupStatus::new(self.inner.id, &self.inner.raft.metrics().borrow_watched(), &self.inner.cell)
+        let fault = self.inner.store.committer().failed();
+        let metrics = self.inner.raft.metrics();
+        GroupStatus::new(self.inner.id, &metrics.borrow_watched(), &self.inner.cell, fault.as_deref())
+    }
+
+    /// On a leader, the other members that have answered it within this time.
+    pub fn answering(&self, within: Duration) -> BTreeSet<RaftNodeId> {
+        let metrics = self.inner.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let answers = metrics.heartbeat.iter().flatten().filter(|(id, _)| **id != metrics.id);
+        let recent =
+            answers.filter(|(_, at)| at.as_ref().is_some_and(|at| openraft::Instant::elapsed(&**at) <= within));
+        recent.map(|(id, _)| RaftNodeId(*id)).collect()
     }
 
     /// The same, as it changes.
@@ -372,7 +385,7 @@ impl<M: Machine> Group<M> {
 
     fn fatal(&self, fatal: &Fatal<Types>) -> RaftError {
         match (self.inner.store.committer().failed(), fatal) {
-            (Some(why), _) => RaftError::Failed { why: why.to_owned() },
+            (Some(why), _) => RaftError::Failed { why },
             (None, Fatal::Stopped) => RaftError::ShuttingDown,
             (None, fatal) => RaftError::Failed { why: fatal.to_string() },
         }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::join_all;
 use openraft::{Config, Raft, SnapshotPolicy};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::config::HostConfig;
 use crate::error::{Doing, RaftError};
@@ -19,7 +20,7 @@ use crate::store::snapshot::Snapshots;
 use crate::transport::link::Links;
 use crate::transport::network::Network;
 use crate::transport::service::{PeerService, Ports, RaftService};
-use crate::transport::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, snapshots};
+use crate::transport::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, Port, snapshots};
 
 /// How many entries one append to a follower carries.
 const APPEND_ENTRIES_MAX: u32 = 64;
@@ -66,12 +67,14 @@ impl Host {
             .await
             .map_err(std::io::Error::other)
             .doing(|| "open the log".to_owned())??;
+        let store = Arc::new(store);
         let links = Links::new(config.node, Arc::clone(&config.connect));
         let ports = Ports::new(config.node);
         let service = PeerService::new(Arc::clone(&ports));
+        tokio::spawn(end_at_fault(store.committer().watch_failed(), Arc::clone(&ports), Arc::clone(&links)));
         let inner = Inner {
             config,
-            store: Arc::new(store),
+            store,
             links,
             ports,
             service,
@@ -100,6 +103,7 @@ impl Host {
         if inner.closed.load(Ordering::SeqCst) {
             return Err(RaftError::ShuttingDown);
         }
+        self.well()?;
         if inner.ports.contains(id) {
             return Err(RaftError::AlreadyStarted { group: id });
         }
@@ -123,7 +127,16 @@ impl Host {
         let port = GroupPort { raft: raft.clone(), snapshots };
         let added = inner.ports.add(id, Arc::new(port));
         assert!(added, "groups are started one after the other");
+        if let Err(fault) = self.well() {
+            // The others may have been stopped before this one was among them.
+            stop(inner.ports.close()).await;
+            return Err(fault);
+        }
         Ok(Group::new(id, inner.config.node, raft, cell, Arc::clone(&inner.store), inner.config.propose_deadline))
+    }
+
+    fn well(&self) -> Result<(), RaftError> {
+        self.fault().map_or(Ok(()), |why| Err(RaftError::Failed { why }))
     }
 
     fn settings(&self, id: GroupId) -> Result<Config, RaftError> {
@@ -154,9 +167,19 @@ impl Host {
         RaftService::new(self.inner.service.clone())
     }
 
-    /// Why nothing can be made durable any more, if the disk has failed. The process should end.
+    /// Why nothing can be made durable any more, if the disk has failed. All groups of this host are stopped then: a
+    /// node that can promise nothing must neither lead nor vote. The process should end.
     pub fn fault(&self) -> Option<String> {
-        self.inner.store.committer().failed().map(str::to_owned)
+        self.inner.store.committer().failed()
+    }
+
+    /// Waits until [`Host::fault`] says something; never returns while the disk does its work.
+    pub async fn failed(&self) -> String {
+        let mut watch = self.inner.store.committer().watch_failed();
+        match watch.wait_for(Option::is_some).await.map(|why| why.clone()) {
+            Ok(Some(why)) => why,
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
     }
 
     /// Stops all groups and links, makes the log durable and lets go of the folder. Handles to groups then answer that
@@ -164,13 +187,25 @@ impl Host {
     pub async fn shutdown(&self) {
         self.inner.closed.store(true, Ordering::SeqCst);
         let _turn = self.inner.starting.lock().await;
-        for port in self.inner.ports.close() {
-            port.stop().await;
-        }
+        stop(self.inner.ports.close()).await;
         self.inner.links.close();
         let store = Arc::clone(&self.inner.store);
         if let Err(error) = tokio::task::spawn_blocking(move || store.close()).await {
             tracing::error!(%error, "the log was not closed cleanly");
         }
     }
+}
+
+/// Stops all groups when the disk fails: those without a write in flight would not notice by themselves, and go on
+/// leading. Holds nothing that keeps the host alive.
+async fn end_at_fault(mut fault: watch::Receiver<Option<String>>, ports: Arc<Ports>, links: Arc<Links>) {
+    if fault.wait_for(Option::is_some).await.is_ok() {
+        let groups = ports.close();
+        links.close();
+        stop(groups).await;
+    }
+}
+
+async fn stop(groups: Vec<Arc<dyn Port>>) {
+    join_all(groups.iter().map(|group| group.stop())).await;
 }

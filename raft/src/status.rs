@@ -64,12 +64,13 @@ pub struct GroupStatus {
     pub leader_since: Option<LogIndex>,
     /// On a leader, the last entry that each other member is known to hold.
     pub matched: BTreeMap<RaftNodeId, Option<LogIndex>>,
-    /// Why the group stopped on this node, if it failed.
+    /// Why the group stopped on this node, if it or the node's disk failed.
     pub fault: Option<String>,
 }
 
 impl GroupStatus {
-    pub(crate) fn new<M: Machine>(group: GroupId, metrics: &Metrics, cell: &Cell<M>) -> Self {
+    /// `fault` is that of the disk: it is of all groups, and stops them.
+    pub(crate) fn new<M: Machine>(group: GroupId, metrics: &Metrics, cell: &Cell<M>, fault: Option<&str>) -> Self {
         let members = metrics.membership_config.membership();
         let voters: Vec<u64> = members.voter_ids().collect();
         let addr = |id: u64| members.get_node(&id).map(|node| node.addr.clone());
@@ -82,15 +83,18 @@ impl GroupStatus {
             ServerState::Shutdown => Role::Stopped,
         };
         let fault = match &metrics.running_state {
-            Ok(()) | Err(openraft::errors::Fatal::Stopped) => None,
+            Ok(()) | Err(openraft::errors::Fatal::Stopped) => fault.map(str::to_owned),
             Err(fault) => Some(fault.to_string()),
         };
+        let role = if fault.is_some() || metrics.running_state.is_err() { Role::Stopped } else { role };
+        // A leader that has stopped leads no more, and does not know who does.
+        let led = metrics.current_leader.filter(|id| *id != metrics.id || role != Role::Stopped);
         Self {
             group,
             node: RaftNodeId(metrics.id),
-            leader: metrics.current_leader.and_then(|id| addr(id).map(|addr| (RaftNodeId(id), addr))),
+            leader: led.and_then(|id| addr(id).map(|addr| (RaftNodeId(id), addr))),
             term: Term(metrics.current_term),
-            role: if metrics.running_state.is_err() { Role::Stopped } else { role },
+            role,
             last_log: metrics.last_log_index.map(LogIndex),
             committed: index(&metrics.local_committed),
             applied: index(&metrics.last_applied),

@@ -6,14 +6,14 @@
 //! have dropped the pages that could not be written.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use openraft::storage::IOFlushed;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::ids::GroupId;
 use crate::types::Types;
@@ -45,18 +45,19 @@ pub(crate) enum Job {
 pub(crate) struct Committer {
     jobs: Sender<Job>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    failed: Arc<OnceLock<String>>,
+    /// Why the first sync that failed did.
+    fault: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Committer {
     pub(crate) fn start(disk: impl Durable) -> io::Result<Self> {
         let (jobs, queue) = channel();
-        let failed = Arc::new(OnceLock::new());
+        let fault = Arc::new(watch::Sender::new(None));
         let thread = std::thread::Builder::new().name("raft-committer".to_owned()).spawn({
-            let failed = Arc::clone(&failed);
-            move || run(&disk, &queue, &failed)
+            let fault = Arc::clone(&fault);
+            move || run(&disk, &queue, &fault)
         })?;
-        Ok(Self { jobs, thread: Mutex::new(Some(thread)), failed })
+        Ok(Self { jobs, thread: Mutex::new(Some(thread)), fault })
     }
 
     /// Hands a job over. When the thread has ended, the job comes to an end with an error.
@@ -74,8 +75,13 @@ impl Committer {
     }
 
     /// Why nothing can be made durable any more, if so.
-    pub(crate) fn failed(&self) -> Option<&str> {
-        self.failed.get().map(String::as_str)
+    pub(crate) fn failed(&self) -> Option<String> {
+        self.fault.borrow().clone()
+    }
+
+    /// The same, to wait for. Closed once the committer is gone.
+    pub(crate) fn watch_failed(&self) -> watch::Receiver<Option<String>> {
+        self.fault.subscribe()
     }
 
     /// Ends the thread after one more round. Blocks for as long as that takes.
@@ -90,7 +96,7 @@ impl Committer {
     }
 }
 
-fn run(disk: &impl Durable, queue: &Receiver<Job>, failed: &OnceLock<String>) {
+fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<String>>) {
     let mut unsynced = false;
     let mut purges: Vec<(GroupId, u64)> = Vec::new();
     loop {
@@ -115,21 +121,21 @@ fn run(disk: &impl Durable, queue: &Receiver<Job>, failed: &OnceLock<String>) {
                 Job::Stop => stop = true,
             }
         }
-        if failed.get().is_none() && (!waiting.is_empty() || stop || (idle && unsynced && purges.is_empty())) {
+        if fault.borrow().is_none() && (!waiting.is_empty() || stop || (idle && unsynced && purges.is_empty())) {
             unsynced = false;
             if let Err(error) = disk.make_durable() {
                 tracing::error!(%error, "the log cannot be made durable: this node stops serving its groups");
-                failed.get_or_init(|| format!("the log cannot be made durable: {error}"));
+                fault.send_replace(Some(format!("the log cannot be made durable: {error}")));
             }
         }
-        let result = failed.get().map_or(Ok(()), |why| Err(why.as_str()));
+        let failed = fault.borrow().clone();
         for job in waiting {
-            finish(job, result);
+            finish(job, failed.as_deref().map_or(Ok(()), Err));
         }
         if stop {
             return;
         }
-        if failed.get().is_some() {
+        if failed.is_some() {
             (unsynced, purges) = (false, Vec::new());
         } else if let Some(&(group, upto)) = purges.first() {
             match disk.purge(group, upto) {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use quarry_raft::{DiskSync, Group, Host, HostConfig, ProposeError, RaftError, RaftNodeId, Role};
+use quarry_raft::{DiskSync, Group, GroupId, Host, HostConfig, ProposeError, RaftError, RaftNodeId, Role};
 use std::sync::{Condvar, Mutex};
 
-use crate::cluster::{GROUP, Ledger, command, test_config, until};
+use crate::cluster::{GROUP, Ledger, PATIENCE, command, soon, test_config, until};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Mood {
@@ -57,10 +57,16 @@ impl DiskSync for MoodyDisk {
 
 async fn alone(disk: Arc<MoodyDisk>, dir: &std::path::Path) -> (Host, Group<Ledger>) {
     let host = Host::open(HostConfig { disk, ..test_config(RaftNodeId(1), dir) }).await.unwrap();
-    let group = host.start_group(GROUP, Ledger::default()).await.unwrap();
+    let group = leading(&host, GROUP).await;
+    (host, group)
+}
+
+/// A group of this host alone, which it leads.
+async fn leading(host: &Host, id: GroupId) -> Group<Ledger> {
+    let group = host.start_group(id, Ledger::default()).await.unwrap();
     group.initialize(BTreeMap::from([(RaftNodeId(1), "127.0.0.1:1".to_owned())])).await.unwrap();
     until("a leader", || group.status().leader_since.is_some()).await;
-    (host, group)
+    group
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,6 +111,31 @@ async fn a_failed_sync_is_never_acknowledged_and_ends_the_groups_service() {
     assert_eq!(group.propose(command(4, 10)).await, Err(ProposeError::ShuttingDown));
     assert_eq!(disk.asked(), asked, "a failed sync was tried again");
     assert!(!group.with(|ledger, _| ledger.lines.contains_key(&2)));
+    host.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_sync_stops_every_group_of_the_host_also_those_without_a_write() {
+    let (dir, disk) = (tempfile::tempdir().unwrap(), MoodyDisk::new());
+    let (host, busy) = alone(Arc::clone(&disk), dir.path()).await;
+    let idle = leading(&host, GroupId(7)).await;
+    let mut failed = Box::pin(host.failed());
+    assert!((&mut failed).now_or_never().is_none(), "a disk that works has not failed");
+
+    disk.set(Mood::Broken);
+    busy.propose(command(1, 10)).await.unwrap_err();
+    let why = tokio::time::timeout(PATIENCE, failed).await.expect("the fault is told");
+    assert!(why.contains("the medium is gone"), "{why}");
+    for group in [&busy, &idle] {
+        // Nothing is written any more: only the host can have stopped the idle group.
+        let stopped = async { group.watch().wait_for(|it| it.role == Role::Stopped).await.map(|it| it.clone()) };
+        let status = tokio::time::timeout(PATIENCE, stopped).await.expect("no group goes on leading").unwrap();
+        assert!(status.fault.is_some_and(|why| why.contains("the medium is gone")));
+        assert_eq!(status.leader, None);
+        assert!(group.read_index(soon()).await.is_err(), "it still answers for the group");
+    }
+    let late = host.start_group(GroupId(8), Ledger::default()).await.map(drop);
+    assert!(matches!(late, Err(RaftError::Failed { .. })), "{late:?}");
     host.shutdown().await;
 }
 
