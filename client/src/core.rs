@@ -11,8 +11,9 @@ use crate::{
     write::line::{Line, LineId},
 };
 use parking_lot::Mutex;
+use quarry_fabric::FabricAddress;
 use quarry_wire::{
-    ids::WriterId,
+    ids::{NodeId, WriterId},
     limits::VERSION_AHEAD_MAX,
     units::millis,
     version::{HybridClock, Version},
@@ -109,6 +110,15 @@ impl Core {
             lines.retain(|_, line| Arc::strong_count(line) > 1 || line.has_slabs());
         }
         Arc::clone(lines.entry(id).or_insert_with(|| Arc::new(Line::new(id))))
+    }
+
+    /// A lane of ours was closed at its node: everything that is armed through it is over, the node itself is not to blame.
+    pub(crate) fn lane_lost(&self, node: NodeId, lane: &FabricAddress) {
+        let lines: Vec<_> = self.lines.lock().values().cloned().collect();
+        for line in lines {
+            line.lane_lost(node, lane);
+        }
+        self.endpoints.forget_lane(node, lane);
     }
 
     /// Ends all background work: seals slabs, waits until `deadline`, closes the endpoints. Answers how many tasks were not done.

@@ -83,7 +83,8 @@ impl Endpoints {
         Self { provider, bind, write_memory, read_memory, counters, open: Mutex::default(), failed: Mutex::default() }
     }
 
-    /// Writes `range` of the span's arena to the target; on `Ok` the bytes are visible there.
+    /// Writes `range` of the span's arena to the target; on `Ok` the bytes are visible there. Whether a failure is the node's fault is the
+    /// caller's to find out: its lane may have been closed.
     pub(crate) async fn write(
         &self,
         target: &Target,
@@ -97,8 +98,8 @@ impl Endpoints {
             Ok(endpoint) => endpoint.write(&target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
         };
-        self.note(target.node, &outcome);
         if outcome.is_ok() {
+            self.failed.lock().remove(&target.node);
             self.counters.writes.add(1);
             self.counters.written_bytes.add(bytes);
         }
@@ -119,21 +120,15 @@ impl Endpoints {
             Ok(endpoint) => endpoint.read(&target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
         };
-        self.note(target.node, &outcome);
         if outcome.is_ok() {
+            self.failed.lock().remove(&target.node);
             self.counters.reads.add(1);
             self.counters.read_bytes.add(bytes);
+        } else {
+            self.counters.failures.add(1);
+            self.has_failed(target.node);
         }
         outcome
-    }
-
-    fn note(&self, node: NodeId, outcome: &Result<(), OperationError>) {
-        if outcome.is_err() {
-            self.counters.failures.add(1);
-            self.has_failed(node);
-        } else {
-            self.failed.lock().remove(&node);
-        }
     }
 
     /// Avoids a node for a while.

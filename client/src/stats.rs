@@ -23,6 +23,8 @@ pub struct Stats {
     pub fabric_reads: u64,
     /// One-sided operations that failed.
     pub fabric_failures: u64,
+    /// Those of them that were writes through a lane that its data node had closed; other slabs took their frames.
+    pub lost_lane_writes: u64,
     /// Gets answered through a descriptor that was still leased.
     pub cache_hits: u64,
     /// Copies that were read and did not pass the checks.
@@ -47,6 +49,7 @@ pub(crate) struct Counters {
     pub(crate) read_bytes: Counter,
     pub(crate) reads: Counter,
     pub(crate) failures: Counter,
+    pub(crate) lost_lane_writes: Counter,
     pub(crate) cache_hits: Counter,
     pub(crate) damaged: Counter,
 }
@@ -78,6 +81,7 @@ impl Counters {
             fabric_read_bytes: self.read_bytes.read(),
             fabric_reads: self.reads.read(),
             fabric_failures: self.failures.read(),
+            lost_lane_writes: self.lost_lane_writes.read(),
             cache_hits: self.cache_hits.read(),
             damaged_copies: self.damaged.read(),
         }

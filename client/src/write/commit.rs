@@ -121,14 +121,14 @@ async fn send(
 ) -> Vec<Happened> {
     let count = entries.len();
     let request = v1::CommitRequest {
-        grant: Some(slab.grant.id.into()),
+        grant: Some(slab.grant().id.into()),
         writer: Bytes::copy_from_slice(&core.writer.0),
         written: written.iter().map(|node| node.0).collect(),
         entries,
     };
-    let shard = slab.grant.id.shard.0;
+    let shard = slab.grant().id.shard.0;
     // Slabs spread the work of coordinating over their holders.
-    let first = usize::try_from(slab.grant.id.sequence.number % 16).expect("below 16");
+    let first = usize::try_from(slab.grant().id.sequence.number % 16).expect("below 16");
     let mut maybe_logged = false;
     let mut attempt = 0;
     loop {

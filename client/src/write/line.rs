@@ -14,7 +14,8 @@ use crate::{
 };
 use futures::{FutureExt as _, future::Shared};
 use parking_lot::Mutex;
-use quarry_wire::ids::{NamespaceId, ShardId};
+use quarry_fabric::FabricAddress;
+use quarry_wire::ids::{NamespaceId, NodeId, ShardId};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::{
     sync::oneshot,
@@ -92,6 +93,14 @@ impl Line {
     }
     pub(crate) fn has_slabs(&self) -> bool {
         !self.state.lock().slabs.is_empty()
+    }
+
+    /// A lane was closed at its node: all slabs that are armed through it are over.
+    pub(crate) fn lane_lost(&self, node: NodeId, lane: &FabricAddress) {
+        let slabs: Vec<_> = self.state.lock().slabs.iter().cloned().collect();
+        for slab in slabs {
+            slab.lane_lost(node, lane);
+        }
     }
 
     /// Takes a slab out that is over.
@@ -176,7 +185,7 @@ impl Line {
 
     fn add(self: &Arc<Self>, core: &Arc<Core>, slab: Arc<Slab>) {
         let mut state = self.state.lock();
-        state.last_slots = Some(slab.grant.slots.0);
+        state.last_slots = Some(slab.grant().slots.0);
         state.used = Instant::now();
         state.slabs.push_back(Arc::clone(&slab));
         drop(state);

@@ -6,6 +6,7 @@
 pub(crate) mod commit;
 pub(crate) mod line;
 pub(crate) mod open;
+mod post;
 pub(crate) mod slab;
 pub(crate) mod slots;
 
@@ -336,7 +337,7 @@ async fn write(
     let range = span.start() + frames.start..span.start() + frames.end;
     let writes = slab.holders().into_iter().map(|holder| {
         let (target, range) = (slab.target(&holder, reservation.slots.start), range.clone());
-        async move { (holder.node, core.endpoints.write(&target, span, range, until).await) }
+        async move { (holder.node, post::write(core, slab, &holder, &target, span, range, until).await) }
     });
     let (mut written, mut last) = (Vec::new(), "no holder is left".to_owned());
     for (node, outcome) in join_all(writes).await {

@@ -7,14 +7,19 @@
 use crate::{
     core::Core,
     endpoints::Target,
-    write::{commit::Queue, line::Line, slots::Fill},
+    write::{commit::Queue, line::Line, open::Granted, slots::Fill},
 };
 use futures::future::join_all;
 use parking_lot::Mutex;
 use quarry_fabric::FabricAddress;
 use quarry_proto::v1;
 use quarry_wire::{grant::Grant, ids::NodeId};
-use std::{collections::BTreeSet, ops::Range, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout_at},
@@ -24,7 +29,7 @@ use tokio::{
 const SEALING: Duration = Duration::from_secs(3);
 
 /// One holder on which the grant is armed.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Armed {
     pub(crate) node: NodeId,
     pub(crate) lane: FabricAddress,
@@ -36,7 +41,7 @@ pub(crate) struct Armed {
 
 #[derive(Debug)]
 pub(crate) struct Slab {
-    pub(crate) grant: Grant,
+    pub(crate) granted: Granted,
     armed: Vec<Armed>,
     /// No write begins after this: the claims may close.
     write_until: Instant,
@@ -56,6 +61,10 @@ struct State {
     retired: bool,
     /// Holders on which a write failed.
     failed: BTreeSet<NodeId>,
+    /// Those of them that closed our lane.
+    lost: BTreeSet<NodeId>,
+    /// When a holder last completed a write, or was last asked whether the grant is still armed there.
+    heard: BTreeMap<NodeId, Instant>,
 }
 
 /// Some slots of a slab. While it lives the slab is not sealed.
@@ -73,21 +82,33 @@ impl Drop for Reservation {
 }
 
 impl Slab {
-    pub(crate) fn new(grant: Grant, armed: Vec<Armed>, write_until: Instant) -> Arc<Self> {
-        let fill = Fill::new(grant.slots.0);
+    pub(crate) fn new(granted: Granted, armed: Vec<Armed>, write_until: Instant) -> Arc<Self> {
+        let state = State {
+            fill: Fill::new(granted.statement.slots.0),
+            outstanding: 0,
+            reservations: 0,
+            retired: false,
+            failed: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            heard: BTreeMap::new(),
+        };
         Arc::new(Self {
-            grant,
+            granted,
             armed,
             write_until,
-            state: Mutex::new(State { fill, outstanding: 0, reservations: 0, retired: false, failed: BTreeSet::new() }),
+            state: Mutex::new(state),
             changed: Notify::new(),
             queue: Queue::default(),
         })
     }
 
+    pub(crate) fn grant(&self) -> &Grant {
+        &self.granted.statement
+    }
+
     /// Copies without which nothing is committed.
     pub(crate) fn needed(&self) -> usize {
-        usize::from(self.grant.least).max(1)
+        usize::from(self.grant().least).max(1)
     }
 
     /// Holders that can still be written to.
@@ -138,13 +159,46 @@ impl Slab {
         }
     }
 
+    /// If the slab is armed through this lane, that is over: no slot of it is handed out any more, and writes under way there end.
+    pub(crate) fn lane_lost(&self, node: NodeId, lane: &FabricAddress) {
+        if !self.armed.iter().any(|holder| holder.node == node && holder.lane == *lane) {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.failed.insert(node);
+        state.lost.insert(node);
+        drop(state);
+        self.retire();
+    }
+
+    /// Waits until this holder's lane is known to be lost.
+    pub(crate) async fn lost(&self, node: NodeId) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.state.lock().lost.contains(&node) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// This holder completed a write, or is being asked now.
+    pub(crate) fn heard_of(&self, node: NodeId) {
+        self.state.lock().heard.insert(node, Instant::now());
+    }
+    pub(crate) fn last_heard_of(&self, node: NodeId) -> Option<Instant> {
+        self.state.lock().heard.get(&node).copied()
+    }
+
     /// Where `slot` lies at `holder`.
     pub(crate) fn target(&self, holder: &Armed, slot: u32) -> Target {
         Target {
             node: holder.node,
             address: holder.lane.clone(),
             provider: holder.provider.clone(),
-            at: holder.base + u64::from(slot) * u64::from(self.grant.slot_size.0),
+            at: holder.base + u64::from(slot) * u64::from(self.grant().slot_size.0),
             key: holder.key,
         }
     }
@@ -192,7 +246,7 @@ impl Slab {
 
     async fn seal(&self, core: &Core) {
         let fill = self.state.lock().fill.mark();
-        give_up(core, &self.grant, self.armed.iter().map(|holder| holder.node), fill).await;
+        give_up(core, self.grant(), self.armed.iter().map(|holder| holder.node), fill).await;
         for holder in &self.armed {
             core.endpoints.forget_lane(holder.node, &holder.lane);
         }

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use parking_lot::Mutex;
 use quarry_client::{Client, Cluster, Options};
-use quarry_fabric::{Access, Endpoint, EndpointConfig, Memory, Provider, Registration};
+use quarry_fabric::{Access, Endpoint, EndpointConfig, FabricAddress, Memory, Provider, Registration};
 use quarry_proto::{
     convert,
     protocol::Check,
@@ -85,8 +85,8 @@ struct Holder {
     reader: Endpoint,
     record: Bytes,
     lane: Mutex<Endpoint>,
-    /// Write regions, by grant.
-    armed: Mutex<HashMap<u64, Registration>>,
+    /// Write regions and their lanes, by grant; number 0 is the read region.
+    armed: Mutex<HashMap<u64, (FabricAddress, Registration)>>,
     address: SocketAddr,
 }
 
@@ -112,6 +112,8 @@ struct State {
     next_offset: u64,
     keys: BTreeMap<(u32, Key), Stored>,
     now_ms: u64,
+    /// Grants that were asked for with nodes to avoid.
+    avoiding: usize,
 }
 
 pub(crate) struct World {
@@ -175,7 +177,7 @@ impl Double {
             let record = key.sign(CLUSTER, GENERATION, serial(id), record).encode().into();
             let address = listener.local_addr().unwrap();
             listeners.push(listener);
-            let armed = Mutex::new(HashMap::from([(0, region)]));
+            let armed = Mutex::new(HashMap::from([(0, (reader.address(), region))]));
             holders.push(Holder { id, key, memory, reader, record, lane: Mutex::new(endpoint()), armed, address });
         }
         let meta_listeners =
@@ -243,6 +245,11 @@ impl Double {
     /// Slots of each grant that was given, in order.
     pub(crate) fn grants(&self) -> Vec<u32> {
         self.world.state.lock().grants.values().map(|given| given.grant.slots.0).collect()
+    }
+
+    /// How many grants were asked for with nodes to avoid.
+    pub(crate) fn avoiding(&self) -> usize {
+        self.world.state.lock().avoiding
     }
 
     /// Copies of a key's value.
@@ -339,6 +346,7 @@ impl World {
         }
         let mut state = self.state.lock();
         state.now_ms += 1;
+        state.avoiding += usize::from(!asked.avoid.is_empty());
         let namespace = state.namespaces.iter().find(|namespace| namespace.id == asked.namespace).cloned();
         let namespace = namespace.ok_or_else(|| {
             Refusal::UnknownNamespace(v1::UnknownNamespace { id: asked.namespace, name: String::new() })
@@ -665,15 +673,24 @@ impl DataNode for NodeServer {
         let span = usize::try_from(span.start).unwrap()..usize::try_from(span.end).unwrap();
         let lane = holder.lane.lock();
         let number = grant.id.sequence.number;
-        let region = lane.register(&holder.memory, span, Access::RemoteWrite, Some(0xbeef_0000 + number)).unwrap();
-        let reply = v1::ArmReply {
-            lane_address: Bytes::copy_from_slice(lane.address().as_bytes()),
+        let mut armed = holder.armed.lock();
+        // Armed before, it answers the same until its lane is closed.
+        let (address, region) = armed.entry(number).or_insert_with(|| {
+            let key = Some(0xbeef_0000 + number);
+            (lane.address(), lane.register(&holder.memory, span, Access::RemoteWrite, key).unwrap())
+        });
+        if *address != lane.address() {
+            let reason = v1::arm_refused::Reason::LaneClosed.into();
+            let refusal =
+                v1::ArmRefused { reason, expected: "an open lane".to_owned(), found: "a closed one".to_owned() };
+            return Err(Refusal::ArmRefused(refusal).into());
+        }
+        Ok(Response::new(v1::ArmReply {
+            lane_address: Bytes::copy_from_slice(address.as_bytes()),
             write_key: region.key(),
             base: region.base(),
             provider: Provider::detect().unwrap().name().to_owned(),
-        };
-        holder.armed.lock().insert(number, region);
-        Ok(Response::new(reply))
+        }))
     }
 
     async fn commit(&self, request: Request<v1::CommitRequest>) -> Result<Response<v1::CommitReply>, Status> {

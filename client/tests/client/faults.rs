@@ -137,6 +137,35 @@ async fn a_lane_that_was_closed_by_force_leads_to_another_slab() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_was_closed_between_puts_costs_neither_an_attempt_nor_trust_in_its_node() {
+    // Waiting for one attempt to end, or for a node to be trusted again, would take longer than the put has.
+    let options = Options {
+        attempt_timeout: Duration::from_secs(60),
+        timeout: Duration::from_secs(20),
+        idle: Duration::from_secs(60),
+        ..Options::default()
+    };
+    let (double, client, blocks) = cluster(2, options).await;
+    blocks.put("{tag}one", content(1, 5_000)).await.unwrap();
+    blocks.put("{tag}large", content(2, 60_000)).await.unwrap();
+    double.close_lane(0);
+    blocks.put("{tag}two", content(3, 5_000)).await.unwrap();
+    let lost = client.stats().lost_lane_writes;
+    assert!(lost > 0, "it went through the lane that was closed");
+    assert_eq!(double.grants().len(), 3, "one new slab was all it took");
+    // The slab for large values was armed through the same lane; nothing has to be tried to know.
+    let writes = client.stats().fabric_writes;
+    blocks.put("{tag}larger", content(4, 60_000)).await.unwrap();
+    assert_eq!((double.grants().len(), client.stats().fabric_writes), (4, writes + 2));
+    assert_eq!((client.stats().lost_lane_writes, double.avoiding()), (lost, 0));
+    for (key, seed, length) in [("{tag}one", 1, 5_000), ("{tag}two", 3, 5_000), ("{tag}larger", 4, 60_000)] {
+        assert_eq!(blocks.get(key).await.unwrap().unwrap().bytes, content(seed, length));
+        assert_eq!(double.copies(key), 2);
+    }
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_coordinator_that_lost_the_grant_is_passed_over() {
     let (double, client, blocks) = cluster(2, Options::default()).await;
     double.faults().unknown_grant.insert(11);
