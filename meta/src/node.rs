@@ -18,12 +18,12 @@ use quarry_proto::{
     protocol::Check,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
-use quarry_raft::{GroupId, Host, HostConfig, RaftNodeId, Role};
+use quarry_raft::{GroupId, Host, HostConfig, RaftNodeId, Role, Timing};
 use quarry_wire::{
     ids::{Generation, ShardId},
     limits::MESSAGE_BYTES_MAX,
 };
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
     task::JoinSet,
@@ -146,8 +146,8 @@ impl MetaNode {
         &self.advertised
     }
 
-    /// Waits until a group has failed on this node for good (its disk did, or its log cannot be applied) and says why. The process should end
-    /// then: nothing is acknowledged any more.
+    /// Waits until this node has failed for good and says why: its disk did, which ends all its groups, or the log of one cannot be applied.
+    /// The process should end then: nothing is acknowledged any more.
     pub async fn failed(&self) -> String {
         let shards = self.core.shards.iter().map(|shard| shard.hosted.watch());
         let failing = std::iter::once(self.core.directory.watch()).chain(shards).map(|mut watch| {
@@ -159,7 +159,12 @@ impl MetaNode {
                 }
             })
         });
-        select_all(failing).await.0
+        let why = tokio::select! {
+            biased;
+            why = self.core.host.failed() => why,
+            (why, ..) = select_all(failing) => why,
+        };
+        format!("{why} (folder {})", self.core.config.data_dir.display())
     }
 
     /// Leaves in good order: hands its leaderships to others, lets nobody in any more, finishes the calls inside, stops its groups. Takes at
@@ -168,8 +173,9 @@ impl MetaNode {
         let deadline = Instant::now() + self.core.config.drain;
         self.looking.shutdown().await;
         health::close(&self.core, &self.health).await;
-        let shards = join_all(self.core.shards.iter().map(|shard| leave_office(&shard.hosted, deadline)));
-        tokio::join!(leave_office(&self.core.directory, deadline), shards);
+        let timing = self.core.config.timing;
+        let shards = join_all(self.core.shards.iter().map(|shard| leave_office(&shard.hosted, timing, deadline)));
+        tokio::join!(leave_office(&self.core.directory, timing, deadline), shards);
         self.stop.cancel();
         if !self.core.gate.close(deadline).await {
             tracing::warn!("some calls had not ended by the end of the drain");
@@ -198,16 +204,33 @@ async fn start_group<S: Replicated>(
     Ok(hosted)
 }
 
-/// Hands leadership to the voter that holds most of the log, if this node leads.
-async fn leave_office<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) {
-    let status = hosted.group.status();
-    if status.role != Role::Leader {
-        return;
-    }
-    hosted.stamp_before_leaving(deadline).await;
-    let voters = status.matched.iter().filter(|(node, _)| status.members.get(node).is_some_and(|it| it.voter));
-    let Some((to, _)) = voters.max_by_key(|(node, matched)| (**matched, **node)) else { return };
-    if let Err(error) = hosted.group.transfer_leader(*to, deadline).await {
-        tracing::warn!(group = %hosted.id(), %error, "the leadership was not handed over");
+/// Hands leadership to the voter that holds most of the log, if this node leads. Only those that answered lately are tried, each for no longer
+/// than an election takes: when the others leave at the same time, nobody is left to lead, and nothing is gained by waiting.
+async fn leave_office<S: Replicated>(hosted: &Hosted<S>, timing: Timing, deadline: Instant) {
+    let patience = || deadline.min(Instant::now() + timing.election_max);
+    let mut tried = BTreeSet::new();
+    loop {
+        let status = hosted.group.status();
+        if status.role != Role::Leader || Instant::now() >= deadline {
+            return;
+        }
+        let answering = hosted.group.answering(timing.election_min);
+        let fit = |node: &RaftNodeId| {
+            status.members.get(node).is_some_and(|it| it.voter) && answering.contains(node) && !tried.contains(node)
+        };
+        let heirs = status.matched.iter().filter(|(node, _)| fit(node));
+        let Some((to, _)) = heirs.max_by_key(|(node, matched)| (**matched, **node)) else {
+            if status.members.len() > 1 {
+                tracing::warn!(group = %hosted.id(), "no other voter answers: the leadership is not handed over");
+            }
+            return;
+        };
+        if tried.is_empty() {
+            hosted.stamp_before_leaving(patience()).await;
+        }
+        if let Err(error) = hosted.group.transfer_leader(*to, patience()).await {
+            tracing::warn!(group = %hosted.id(), %to, %error, "the leadership was not handed over");
+        }
+        tried.insert(*to);
     }
 }

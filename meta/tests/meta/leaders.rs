@@ -1,7 +1,7 @@
 //! Leaders come and go; what was acknowledged stays.
 
 use crate::{
-    cluster::{Cluster, Node, refusal, until},
+    cluster::{Cluster, Node, PATIENCE, refusal, until},
     player::{DataNode, Writer, entry, proven_copies},
 };
 use quarry_proto::{
@@ -69,6 +69,19 @@ async fn a_node_that_shuts_down_hands_its_offices_over_first() {
     assert_eq!(created.name, "after");
     cluster.restart(leader).await;
     cluster.assert_equal_hashes(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whom_nobody_can_follow_stops_without_waiting_for_the_drain() {
+    let mut cluster = Cluster::with(1, |config| config.drain = PATIENCE).await;
+    let leader = cluster.leader(1).await;
+    let others: Vec<_> = cluster.nodes.iter().map(|node| node.id).filter(|id| *id != leader).collect();
+    for other in others {
+        cluster.node(other).kill();
+    }
+    tokio::time::timeout(PATIENCE / 2, cluster.node(leader).shut_down())
+        .await
+        .expect("a stop before the drain is over");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,6 +28,25 @@ async fn a_transfer_returns_when_the_other_node_leads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_transfer_to_a_node_that_is_gone_ends_with_the_election_of_one_that_is_there() {
+    let mut cluster = Cluster::formed(3, |config| config).await;
+    cluster.write(0, 10).await;
+    let from = cluster.leader().await;
+    let others: Vec<_> = cluster.nodes.keys().copied().filter(|id| *id != from).collect();
+    let [gone, left] = others[..] else { panic!("three nodes") };
+    let patience = cluster.config(from).timing.election_max;
+    until("both are heard", || cluster.group(from).answering(patience) == others.iter().copied().collect()).await;
+    cluster.stop(gone).await;
+    let refused = cluster.group(from).transfer_leader(gone, soon()).await.unwrap_err();
+    assert!(matches!(refused, RaftError::NotLeader { leader: Some((id, _)) } if id == left), "{refused}");
+    cluster.write(1, 10).await;
+    let leader = cluster.leader().await;
+    until("who is gone is not heard", || cluster.group(leader).answering(patience).len() == 1).await;
+    assert_eq!(cluster.converge().await, (0..2).collect());
+    cluster.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_command_of_an_earlier_term_of_office_is_refused_by_the_same_leader() {
     let cluster = Cluster::formed(3, |config| config).await;
     let first = cluster.leader().await;
