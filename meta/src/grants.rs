@@ -62,9 +62,13 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest) -> Refusal {
         GrantRefusal::SlotSize { most, found, .. } if u64::from(found.0) > most => {
             Refusal::TooLarge(v1::TooLarge { what: "slot".to_owned(), limit: most, found: u64::from(found.0) })
         }
-        GrantRefusal::SlotSize { .. } => Refusal::malformed("slot_size", refusal, wanted.slot_size.0),
-        GrantRefusal::Slots { .. } => Refusal::malformed("slots", refusal, wanted.slots.0),
-        GrantRefusal::Ttl { .. } => Refusal::malformed("ttl_ms", refusal, millis(wanted.ttl)),
+        GrantRefusal::SlotSize { least, most, found } => {
+            Refusal::malformed("slot_size", format_args!("a multiple of 64 from {least} to {most}"), found.0)
+        }
+        GrantRefusal::Slots { most, found } => Refusal::malformed("slots", format_args!("1 to {most}"), found.0),
+        GrantRefusal::Ttl { most, found } => {
+            Refusal::malformed("ttl_ms", format_args!("1 to {}", millis(most)), millis(found))
+        }
         GrantRefusal::TooFewNodes { needed, found, silent } => Refusal::TooFewNodes(v1::TooFewNodes {
             needed: u32::from(needed),
             found: u32::from(found),

@@ -18,10 +18,10 @@ use quarry_proto::{
     v1::{self, control_server::Control},
 };
 use quarry_wire::{
-    grant::Grant,
+    grant::{Class, Grant},
     ids::{NamespaceId, ShardId},
     key::Key,
-    limits::{COMMAND_BYTES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX},
+    limits::{COMMAND_BYTES_MAX, COPIES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX, NAMESPACE_NAME_BYTES_MAX},
     units::{SlotCount, SlotSize},
     version::Version,
 };
@@ -94,7 +94,12 @@ async fn create_namespace(
     deadline: Instant,
 ) -> Result<v1::CreateNamespaceReply, Refusal> {
     let (request, name) = (request_id(asked.request, 0)?, asked.name);
-    let mut policy = Policy::new(convert::class(asked.class)?, unsigned("copies", asked.copies)?);
+    let class = convert::class(asked.class)?;
+    if class == Class::Durable {
+        let expected = "cache: durable namespaces need journals, which this build does not have";
+        return Err(Refusal::malformed("class", expected, "durable"));
+    }
+    let mut policy = Policy::new(class, unsigned("copies", asked.copies)?);
     if asked.least != 0 {
         policy.least = unsigned("least", asked.least)?;
     }
@@ -107,9 +112,16 @@ async fn create_namespace(
                 NamespaceRefusal::Request(refusal) => request_refused(refusal),
                 NamespaceRefusal::NotInitialised => not_made(),
                 NamespaceRefusal::Exists { id } => Refusal::NamespaceExists(v1::NamespaceExists { id: id.0, name }),
-                refusal @ NamespaceRefusal::Name { .. } => Refusal::malformed("name", refusal, name),
-                refusal @ NamespaceRefusal::Copies { .. } => {
-                    Refusal::malformed("copies", refusal, format_args!("{} of {}", policy.least, policy.copies))
+                NamespaceRefusal::Name { found } => {
+                    let characters = "ASCII letters, digits, '-', '_' and '.'";
+                    let expected = format_args!("1 to {NAMESPACE_NAME_BYTES_MAX} of {characters}");
+                    Refusal::malformed("name", expected, format_args!("{found:?}"))
+                }
+                NamespaceRefusal::Copies { copies, .. } if !(1..=COPIES_MAX).contains(&copies.into()) => {
+                    Refusal::malformed("copies", format_args!("1 to {COPIES_MAX}"), copies)
+                }
+                NamespaceRefusal::Copies { copies, least } => {
+                    Refusal::malformed("least", format_args!("1 to {copies}, the copies of the namespace"), least)
                 }
                 NamespaceRefusal::TooMany { most } => Refusal::TooManyRequests(v1::TooManyRequests {
                     resource: "namespaces of this generation".to_owned(),

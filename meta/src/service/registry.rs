@@ -14,6 +14,7 @@ use quarry_proto::{
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{Incarnation, NodeId, RegionId},
+    limits::{REGION_BYTES_MAX, REGION_BYTES_MIN},
     signed::Signed,
 };
 use tokio::time::Instant;
@@ -168,8 +169,13 @@ fn region_refused(refusal: RegionRefusal, region: RegionId, named: Option<Incarn
         RegionRefusal::UnknownNode { .. } | RegionRefusal::Untrusted { .. } => {
             Refusal::Untrusted(v1::Untrusted { why: refusal.to_string() })
         }
-        RegionRefusal::Length { found, .. } | RegionRefusal::LengthChanged { found, .. } => {
-            Refusal::malformed("length", &refusal, found)
+        RegionRefusal::Length { step, found } => {
+            let range = format_args!("{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes");
+            Refusal::malformed("length", format_args!("{range}, a multiple of {step} at that size"), found)
+        }
+        RegionRefusal::LengthChanged { expected, found, .. } => {
+            let expected = format_args!("{expected} as registered (a region of another length takes another index)");
+            Refusal::malformed("length", expected, found)
         }
         RegionRefusal::StaleIncarnation { expected, found, .. } => Refusal::StaleIncarnation(v1::StaleIncarnation {
             region: Some(region.into()),

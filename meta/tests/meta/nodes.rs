@@ -53,10 +53,34 @@ async fn a_cluster_is_made_once() {
     };
     let again = cluster.ask(async |node: &Node| node.control().create_namespace(request.clone()).await).await;
     assert_eq!(again, Err(Refusal::NamespaceExists(v1::NamespaceExists { id: made.id, name: "kv".into() })));
-    let bad = v1::CreateNamespaceRequest { name: "a b".into(), ..request.clone() };
-    let bad = v1::CreateNamespaceRequest { request: Some(cluster.request(0).await), ..bad };
-    let refused = cluster.ask(async |node: &Node| node.control().create_namespace(bad.clone()).await).await;
-    assert!(matches!(refused, Err(Refusal::Malformed(it)) if it.field == "name"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_cannot_be_is_refused_in_words_that_say_what_can() {
+    let cluster = Cluster::new().await;
+    let refused = async |wrong: fn(&mut v1::CreateNamespaceRequest)| {
+        let mut request = v1::CreateNamespaceRequest {
+            request: Some(cluster.request(0).await),
+            name: "kv".into(),
+            class: v1::Class::Cache.into(),
+            copies: 1,
+            least: 0,
+        };
+        wrong(&mut request);
+        let refused = cluster.ask(async |node: &Node| node.control().create_namespace(request.clone()).await).await;
+        refused.unwrap_err().to_string()
+    };
+    let letters = "1 to 64 of ASCII letters, digits, '-', '_' and '.'";
+    assert_eq!(refused(|it| it.name = "a b".into()).await, format!("name must be {letters}, found \"a b\""));
+    assert_eq!(refused(|it| it.name.clear()).await, format!("name must be {letters}, found \"\""));
+    assert_eq!(refused(|it| it.copies = 0).await, "copies must be 1 to 3, found 0");
+    assert_eq!(refused(|it| it.copies = 4).await, "copies must be 1 to 3, found 4");
+    assert_eq!(refused(|it| it.least = 2).await, "least must be 1 to 1, the copies of the namespace, found 2");
+    assert_eq!(
+        refused(|it| it.class = v1::Class::Durable.into()).await,
+        "class must be cache: durable namespaces need journals, which this build does not have, found durable"
+    );
+    assert!(cluster.describe().await.changes.unwrap().namespaces.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
