@@ -289,7 +289,7 @@ fn group_status<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupStatus {
     }
 }
 
-/// The space of a shard: one row for each region, with the number of the shard's keys in its first row. The state does not count grants.
+/// The space of a shard: one row for each region, with the numbers of the shard's live grants and keys in its first row.
 fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
     let mut rows: Vec<_> = (state.space().regions.into_iter())
         .map(|(region, space)| v1::SpaceStatus {
@@ -306,6 +306,7 @@ fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
     if rows.is_empty() {
         rows.push(v1::SpaceStatus { shard: state.id().0, ..Default::default() });
     }
+    rows[0].grants = state.live_grants() as u64;
     rows[0].keys = state.values() as u64;
     rows
 }
