@@ -1,11 +1,20 @@
 //! Single values: written, replaced, deleted, read back, and the limits of keys and values.
 
-use quarry_client::{CallError, DeleteError, GetError, PutError, PutMode};
-use quarry_tests::{Seed, TestCluster, seed::pattern, shared};
+use quarry_client::{CallError, Client, DeleteError, GetError, Namespace, Options, PutError, PutMode, Refusal};
+use quarry_tests::{
+    Seed, TestCluster,
+    calls::Turned,
+    cluster::{create_namespace, fresh_name},
+    raw::{Granted, Placed, Wish},
+    seed::pattern,
+    shared, soon,
+};
 use quarry_wire::{
     frame::header_bytes,
     limits::{EXTENT_BYTES, KEY_BYTES_MAX, extent_bytes},
 };
+use std::time::Duration;
+use tokio::time::Instant;
 
 #[tokio::test]
 async fn a_value_is_read_back_as_it_was_written_from_two_copies() {
@@ -180,4 +189,78 @@ async fn a_closed_client_answers_closed_and_the_cluster_forgets_its_grants() {
     client.close().await.unwrap();
     assert!(matches!(blocks.get("key").await, Err(GetError::Call(CallError::Closed))));
     assert!(matches!(blocks.put("other", "value").await, Err(PutError::Call(CallError::Closed))));
+}
+
+#[tokio::test]
+async fn puts_go_on_when_space_of_an_idle_slab_goes_to_another_writer() {
+    // An attempt that waits for a lane that is no more takes longer than the put has.
+    let options = || Options {
+        attempt_timeout: Duration::from_secs(60),
+        timeout: Duration::from_secs(20),
+        idle: Duration::from_secs(2),
+        ..Options::default()
+    };
+    let cluster = TestCluster::start_with(|spec| spec.region_bytes = vec![64 << 20]).await;
+    let client = cluster.client().await;
+    let name = create_namespace(&client, 2, None).await.info().name.clone();
+    for _ in 0..4 {
+        let client = cluster.client_with(options()).await;
+        let blocks = client.namespace(&name).await.unwrap();
+        let lost = lane_lost_under(&cluster, &client, &blocks).await;
+        client.close().await.unwrap();
+        if lost {
+            return;
+        }
+    }
+    panic!("no lane was closed under a slab in use");
+}
+
+/// Two slabs share a lane. The one goes idle, and another writer is armed on its space, while the other slab is written to, and goes on to
+/// be. Answers whether its lane was closed, which it is not if the client had taken another in the meantime.
+async fn lane_lost_under(cluster: &TestCluster, client: &Client, blocks: &Namespace) -> bool {
+    let raw = cluster.raw().await;
+    let namespace = blocks.info().id;
+    let key = fresh_name("small");
+    blocks.put(&key, vec![1; 4 << 10]).await.unwrap();
+    let small = raw.copies(namespace, &key).await;
+    let mut written = Instant::now();
+    blocks.put_with("large", vec![0; 64 << 10], PutMode::Replace).await.unwrap();
+    let mut taken: Vec<Granted> = Vec::new();
+    soon("another writer has the idle slab's space", async || {
+        // Often enough for its slab to stay open, and seldom enough for its slots to last.
+        if written.elapsed() > Duration::from_millis(500) {
+            written = Instant::now();
+            blocks.put_with("large", vec![0; 64 << 10], PutMode::Replace).await.unwrap();
+        }
+        if !client.stats().control_calls.contains_key("Seal") {
+            return None;
+        }
+        let wish = Wish { namespace, slot_size: 4096, slots: 4096, ttl: Duration::from_secs(20), avoid: Vec::new() };
+        let granted = match raw.grant(&wish).await {
+            Ok(granted) => granted,
+            Err(Turned::Refused(Refusal::NoSpace(_))) => return None,
+            Err(other) => panic!("{other:?}"),
+        };
+        let overlaps = granted.grant.holders.iter().any(|holder| {
+            let span = granted.grant.span(holder);
+            let behind = |copy: &&Placed| copy.region == holder.region && span.contains(&(copy.offset + (8 << 10)));
+            small.iter().find(behind).is_some()
+        });
+        taken.push(granted);
+        overlaps.then_some(())
+    })
+    .await;
+    let overlapping = taken.pop().unwrap();
+    raw.arm_all(&overlapping).await;
+    // Room for the slab that comes next.
+    for granted in &taken {
+        raw.seal(granted, 0).await.unwrap();
+    }
+    for round in 1..4_u8 {
+        let bytes = vec![round; 64 << 10];
+        blocks.put_with("large", bytes.clone(), PutMode::Replace).await.unwrap();
+        assert!(blocks.get("large").await.unwrap().unwrap().bytes == bytes);
+    }
+    raw.seal(&overlapping, 0).await.unwrap();
+    client.stats().lost_lane_writes > 0
 }
