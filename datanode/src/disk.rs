@@ -19,6 +19,8 @@ use std::{
 const STORAGE_VERSION: u32 = 1;
 const MAGIC: [u8; 4] = *b"QRYD";
 const NODE_BYTES: usize = 36;
+/// How the file of the same name begins in a meta node's folder.
+const META_MAGIC: &[u8] = b"QUARRYMN";
 
 /// A data folder that is ours until this is dropped.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ impl DataDir {
     ///
     /// # Errors
     /// [`DataNodeError::Locked`] if another process has it, [`DataNodeError::Foreign`] if it is another node's or cluster's,
-    /// [`DataNodeError::Damaged`], [`DataNodeError::Disk`].
+    /// [`DataNodeError::NotADataNodes`], [`DataNodeError::Damaged`], [`DataNodeError::Disk`].
     pub(crate) fn open(folder: &Path, cluster: ClusterUuid, node: NodeId) -> Result<Self, DataNodeError> {
         make_folder(folder)?;
         let lock = lock(&folder.join("lock"))?;
@@ -63,14 +65,21 @@ fn encode(cluster: ClusterUuid, node: NodeId) -> Vec<u8> {
 
 fn decode(path: &Path, bytes: &[u8]) -> Result<(ClusterUuid, NodeId), DataNodeError> {
     let damaged = |expected: String, found: String| DataNodeError::Damaged { path: path.to_owned(), expected, found };
+    // Before anything else, so that nobody is told to empty the folder of something else.
+    let begins = &bytes[..MAGIC.len().min(bytes.len())];
+    if !MAGIC.starts_with(begins) {
+        let found = if bytes.starts_with(META_MAGIC) {
+            "a meta node's folder".to_owned()
+        } else {
+            format!("something else's (it begins with {begins:02x?}, not with \"QRYD\")")
+        };
+        return Err(DataNodeError::NotADataNodes { path: path.to_owned(), found });
+    }
     let whole: &[u8; NODE_BYTES] =
         bytes.try_into().map_err(|_| damaged(format!("{NODE_BYTES} bytes"), format!("{} bytes", bytes.len())))?;
     let (body, crc) = whole.split_at(NODE_BYTES - 4);
     if crc != crc32c::crc32c(body).to_le_bytes() {
         return Err(damaged("a matching CRC-32C".to_owned(), "another".to_owned()));
-    }
-    if body[..4] != MAGIC {
-        return Err(damaged("the magic \"QRYD\"".to_owned(), format!("{:02x?}", &body[..4])));
     }
     let version = u32::from_le_bytes(body[4..8].try_into().expect("four bytes"));
     if version != STORAGE_VERSION {
@@ -171,12 +180,33 @@ mod tests {
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(decode(&path, &bad), Err(DataNodeError::Damaged { .. })), "bit {bit}");
+            let refused = decode(&path, &bad).unwrap_err();
+            match refused {
+                DataNodeError::NotADataNodes { .. } if bit / 8 < MAGIC.len() => {}
+                DataNodeError::Damaged { .. } if bit / 8 >= MAGIC.len() => {}
+                other => panic!("bit {bit}: {other}"),
+            }
         }
         for end in 0..good.len() {
             assert!(matches!(decode(&path, &good[..end]), Err(DataNodeError::Damaged { .. })));
         }
         fs::write(&path, &good[..3]).unwrap();
         assert!(matches!(DataDir::open(folder.path(), CLUSTER, NODE), Err(DataNodeError::Damaged { .. })));
+    }
+
+    #[test]
+    fn the_folder_of_a_meta_node_is_called_by_its_name_and_not_to_be_emptied() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node");
+        for (bytes, found) in
+            [(&b"QUARRYMN and what follows, 40 bytes long"[..], "a meta node's folder"), (b"x", "[78]")]
+        {
+            fs::write(&path, bytes).unwrap();
+            let refused = DataDir::open(folder.path(), CLUSTER, NODE).unwrap_err();
+            let said = refused.to_string();
+            assert!(matches!(refused, DataNodeError::NotADataNodes { .. }), "{said}");
+            assert!(said.contains(found) && !said.contains("empty"), "{said}");
+            assert_eq!(fs::read(&path).unwrap(), bytes, "it is left as it is");
+        }
     }
 }

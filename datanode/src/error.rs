@@ -67,6 +67,14 @@ pub enum DataNodeError {
         /// Of which cluster.
         found_cluster: ClusterUuid,
     },
+    /// The folder is no data node's at all.
+    #[error("{path} says that this is {found}, not a data node's folder: use this node's own folder")]
+    NotADataNodes {
+        /// The file that says so.
+        path: PathBuf,
+        /// Whose folder it is.
+        found: String,
+    },
     /// The file that names the folder's owner does not hold what was once written there.
     #[error("{path} is damaged: expected {expected}, found {found}; restore it, or empty the folder to start anew")]
     Damaged {
