@@ -11,7 +11,8 @@ use figment::{
     providers::{Env, Format as _, Serialized, Toml},
     value::Value,
 };
-use quarry_wire::limits::LANES_MAX;
+use quarry_meta::SHARDS_MAX;
+use quarry_wire::limits::{EXTENT_BYTES, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     fs, io,
@@ -22,6 +23,12 @@ use std::{
 
 /// Version of the layout of configuration files.
 pub const CONFIG_VERSION: u32 = 1;
+/// Longest span of a meta node's timing, in milliseconds: a day is a mistake already.
+const SPAN_MS_MAX: u64 = 24 * 60 * 60 * 1_000;
+/// Regions of one data node, at most.
+const REGIONS_MAX: usize = 64;
+/// Shortest and longest time between the heartbeats of a data node, in milliseconds.
+const HEARTBEAT_MS: (u64, u64) = (10, 60_000);
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +66,18 @@ pub enum ConfigError {
         key: String,
         /// What it must be.
         expected: String,
+        /// What it is.
+        found: String,
+        /// Where it was set.
+        origin: String,
+    },
+    /// A value that cannot be understood.
+    #[error("{key}: {why}, found {found} ({origin})")]
+    Unfit {
+        /// The key, with its section.
+        key: String,
+        /// What is wrong with it.
+        why: String,
         /// What it is.
         found: String,
         /// Where it was set.
@@ -244,8 +263,14 @@ impl ConfigFile for MetaFile {
     fn wrong(&self) -> Option<(&'static str, String, String)> {
         let raft = &self.raft;
         let more_than = |than: u64| format!("more than {than}");
-        if raft.heartbeat_ms == 0 {
-            return Some(("raft.heartbeat_ms", more_than(0), "0".to_owned()));
+        let spans = [
+            ("raft.heartbeat_ms", raft.heartbeat_ms),
+            ("raft.election_ms_min", raft.election_ms_min),
+            ("raft.election_ms_max", raft.election_ms_max),
+            ("membership.node_silence_ms", self.membership.node_silence_ms),
+        ];
+        if let Some((key, found)) = spans.into_iter().find(|(_, found)| !(1..=SPAN_MS_MAX).contains(found)) {
+            return Some((key, format!("1 to {SPAN_MS_MAX}"), found.to_string()));
         }
         // A follower must survive one lost heartbeat without an election.
         if raft.election_ms_min <= 2 * raft.heartbeat_ms {
@@ -254,8 +279,12 @@ impl ConfigFile for MetaFile {
         if raft.election_ms_max <= raft.election_ms_min {
             return Some(("raft.election_ms_max", more_than(raft.election_ms_min), raft.election_ms_max.to_string()));
         }
-        if raft.shards == 0 {
-            return Some(("raft.shards", more_than(0), "0".to_owned()));
+        let silence = self.membership.node_silence_ms;
+        if silence <= raft.heartbeat_ms {
+            return Some(("membership.node_silence_ms", more_than(raft.heartbeat_ms), silence.to_string()));
+        }
+        if !(1..=SHARDS_MAX).contains(&raft.shards) {
+            return Some(("raft.shards", format!("1 to {SHARDS_MAX}"), raft.shards.to_string()));
         }
         if raft.snapshot_after_entries == 0 {
             return Some(("raft.snapshot_after_entries", more_than(0), "0".to_owned()));
@@ -272,18 +301,27 @@ impl ConfigFile for DataNodeFile {
         &mut self.node
     }
     fn wrong(&self) -> Option<(&'static str, String, String)> {
-        use quarry_wire::limits::{REGION_BYTES_MAX, REGION_BYTES_MIN};
-        if self.memory.region_bytes.is_empty() {
-            return Some(("memory.region_bytes", "at least one region".to_owned(), "none".to_owned()));
+        let regions = &self.memory.region_bytes;
+        if !(1..=REGIONS_MAX).contains(&regions.len()) {
+            return Some(("memory.region_bytes", format!("1 to {REGIONS_MAX} regions"), regions.len().to_string()));
         }
-        let fits = REGION_BYTES_MIN..=REGION_BYTES_MAX;
-        let wrong = self.memory.region_bytes.iter().find(|bytes| !fits.contains(bytes));
-        if let Some(found) = wrong {
-            let expected = format!("{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes each");
+        let fits = |bytes: u64| {
+            let unit = if bytes >= REGION_BYTES_FULL { EXTENT_BYTES } else { REGION_BYTES_MIN };
+            (REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(unit)
+        };
+        if let Some(found) = regions.iter().find(|bytes| !fits(**bytes)) {
+            let expected = format!(
+                "{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes each, in multiples of {REGION_BYTES_MIN}, from {REGION_BYTES_FULL} on of {EXTENT_BYTES}"
+            );
             return Some(("memory.region_bytes", expected, found.to_string()));
         }
-        if self.membership.heartbeat_ms == 0 {
-            return Some(("membership.heartbeat_ms", "more than 0".to_owned(), "0".to_owned()));
+        if !(1..=LANES_MAX).contains(&self.fabric.lanes_max) {
+            return Some(("fabric.lanes_max", format!("1 to {LANES_MAX}"), self.fabric.lanes_max.to_string()));
+        }
+        let (least, most) = HEARTBEAT_MS;
+        let heartbeat = self.membership.heartbeat_ms;
+        if !(least..=most).contains(&heartbeat) {
+            return Some(("membership.heartbeat_ms", format!("{least} to {most}"), heartbeat.to_string()));
         }
         None
     }
@@ -335,7 +373,7 @@ fn load_with<T: ConfigFile>(path: &Path, env: Env, flags: &Overrides) -> Result<
     for (key, value) in &flags.0 {
         figment = figment.merge(Serialized::default(key, value));
     }
-    let mut config: T = figment.extract().map_err(|wrong| explain(path, wrong))?;
+    let mut config: T = figment.extract().map_err(|wrong| explain(path, &figment, wrong))?;
     let origin = || path.display().to_string();
     if config.version() != CONFIG_VERSION {
         let found = config.version().to_string();
@@ -354,7 +392,7 @@ fn load_with<T: ConfigFile>(path: &Path, env: Env, flags: &Overrides) -> Result<
 }
 
 /// Says what is wrong, by key and origin.
-fn explain(path: &Path, wrong: figment::Error) -> ConfigError {
+fn explain(path: &Path, settings: &Figment, wrong: figment::Error) -> ConfigError {
     let Some(first) = wrong.into_iter().next() else {
         return ConfigError::Layout { path: path.to_owned(), why: "it is empty".to_owned() };
     };
@@ -380,7 +418,15 @@ fn explain(path: &Path, wrong: figment::Error) -> ConfigError {
         Kind::InvalidType(found, expected) | Kind::InvalidValue(found, expected) => {
             ConfigError::Value { key: section, expected: expected.clone(), found: found.to_string(), origin }
         }
-        _ => ConfigError::Layout { path: path.to_owned(), why: first.to_string() },
+        kind if section.is_empty() => ConfigError::Layout { path: path.to_owned(), why: kind.to_string() },
+        kind => {
+            let found = match settings.find_value(&section) {
+                Ok(Value::String(_, text)) => format!("{text:?}"),
+                Ok(other) => format!("{:?}", other.to_actual()),
+                Err(_) => "nothing".to_owned(),
+            };
+            ConfigError::Unfit { key: section, why: kind.to_string(), found, origin }
+        }
     }
 }
 
@@ -490,6 +536,16 @@ mod tests {
             };
             assert_eq!(wrong("raft.shards=0"), ("raft.shards".to_owned(), "0".to_owned()));
             assert_eq!(wrong("raft.election_ms_min=200"), ("raft.election_ms_min".to_owned(), "200".to_owned()));
+            for (key, found) in [
+                ("raft.shards", "100000"),
+                ("raft.heartbeat_ms", "0"),
+                ("raft.heartbeat_ms", "9223372036854775808"),
+                ("raft.election_ms_max", "18446744073709551615"),
+                ("membership.node_silence_ms", "0"),
+                ("membership.node_silence_ms", "100"),
+            ] {
+                assert_eq!(wrong(&format!("{key}={found}")), (key.to_owned(), found.to_owned()));
+            }
             assert_eq!(wrong("version=2"), ("version".to_owned(), "2".to_owned()));
             assert_eq!(wrong("raft.shards=many").0, "raft.shards");
             assert!(matches!(Overrides::default().set("raft"), Err(ConfigError::Flag { .. })));
@@ -513,7 +569,31 @@ mod tests {
     }
 
     #[test]
-    fn regions_outside_the_limits_are_refused() {
+    fn a_value_that_cannot_be_understood_is_named_by_its_key_wherever_it_was_set() {
+        in_jail(|jail| {
+            jail.create_file("meta.toml", META)?;
+            jail.create_file("typo.toml", &META.replace("127.0.0.1:7001", "7001"))?;
+            jail.create_file("broken.toml", "version = ")?;
+            let folder = jail.directory().to_owned();
+            let mut flags = Overrides::default();
+            flags.text("node.listen", Some("localhost"));
+            for (file, flags, origin) in
+                [("meta.toml", flags, "set by a flag"), ("typo.toml", Overrides::default(), "typo.toml")]
+            {
+                let wrong = load::<MetaFile>(&folder.join(file), &flags).unwrap_err();
+                let said = wrong.to_string();
+                assert!(matches!(wrong, ConfigError::Unfit { key, .. } if key == "node.listen"), "{said}");
+                assert!(said.contains(origin) && !said.contains("config.rs"), "{said}");
+            }
+            let wrong = load::<MetaFile>(&folder.join("broken.toml"), &Overrides::default()).unwrap_err();
+            let said = wrong.to_string();
+            assert!(matches!(wrong, ConfigError::Layout { .. }) && !said.contains("config.rs"), "{said}");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn regions_lanes_and_heartbeats_outside_the_limits_are_refused() {
         in_jail(|jail| {
             let text = META.split("[raft]").next().unwrap_or_default().to_owned() + "[memory]\nregion_bytes = [1]\n";
             jail.create_file("data.toml", &text)?;
@@ -523,8 +603,21 @@ mod tests {
             flags.set("memory.region_bytes=[1048576, 2097152]").unwrap();
             let config = load::<DataNodeFile>(&path, &flags).unwrap();
             assert_eq!(config.memory.region_bytes, [1 << 20, 2 << 20]);
-            flags.set("memory.region_bytes=[]").unwrap();
-            assert!(matches!(load::<DataNodeFile>(&path, &flags), Err(ConfigError::Value { .. })));
+            for wrong in [
+                "memory.region_bytes=[]",
+                "memory.region_bytes=[1048577]",
+                "memory.region_bytes=[1074790400]",
+                "fabric.lanes_max=0",
+                "fabric.lanes_max=100000",
+                "membership.heartbeat_ms=0",
+                "membership.heartbeat_ms=60001",
+            ] {
+                let mut flags = flags.clone();
+                flags.set(wrong).unwrap();
+                let said = load::<DataNodeFile>(&path, &flags);
+                let key = wrong.split('=').next().unwrap();
+                assert!(matches!(&said, Err(ConfigError::Value { key: it, .. }) if it == key), "{wrong}: {said:?}");
+            }
             Ok(())
         });
     }

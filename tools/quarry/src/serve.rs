@@ -8,6 +8,7 @@ use quarry::{
 };
 use quarry_client::Cluster;
 use quarry_datanode::{DataNode, DataNodeConfig};
+use quarry_fabric::Provider;
 use quarry_meta::{MetaConfig, MetaNode, Timing};
 use quarry_wire::certificate::Role;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -70,6 +71,9 @@ pub(crate) async fn datanode(args: &DaemonArgs) -> Result<(), Failure> {
         lanes_max: file.fabric.lanes_max,
     };
     if args.check_config {
+        if let Some(name) = &config.provider {
+            Provider::named(name).map_err(|wrong| Failure::error(format!("fabric.provider: {wrong}")))?;
+        }
         return Ok(());
     }
     log_to_stderr()?;

@@ -11,7 +11,20 @@ use std::{
 /// What the system says of any other failure.
 pub fn line(text: impl fmt::Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    wanted(writeln!(out, "{text}").and_then(|()| out.flush()))
+}
+
+/// Writes bytes to standard output as they are; a reader that went away is no error here either.
+///
+/// # Errors
+/// What the system says of any other failure.
+pub fn bytes(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    wanted(out.write_all(bytes).and_then(|()| out.flush()))
+}
+
+fn wanted(written: io::Result<()>) -> io::Result<()> {
+    match written {
         Err(wrong) if wrong.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
     }

@@ -5,12 +5,13 @@ use crate::{
     exit::{Code, Failure},
     output::table,
 };
-use quarry::stdout::line;
-use quarry_client::{Class, Client, Cluster, Key, Namespace, NamespaceInfo, NamespaceSpec, Options, PutMode};
+use quarry::stdout::{self, line};
+use quarry_client::{Class, Client, Cluster, Key, Namespace, NamespaceInfo, NamespaceSpec, Options, PutError, PutMode};
+use quarry_wire::{frame::header_bytes, limits::EXTENT_BYTES};
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{self, Read},
     path::Path,
 };
 
@@ -85,14 +86,32 @@ fn of_namespace(it: &NamespaceInfo) -> Value {
     json!({ "id": it.id.0, "name": it.name, "class": class, "copies": it.copies, "least": it.least })
 }
 
-pub(crate) async fn put(args: PutArgs) -> Result<(), Failure> {
-    let bytes = if args.file == Path::new("-") {
-        let mut bytes = Vec::new();
-        std::io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes)
+/// What a file or, for `-`, standard input holds, if no more than `limit` bytes: more is refused before it is read.
+fn read_value(file: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
+    let failed = |wrong: io::Error| Failure::error(format!("{}: {wrong}", file.display()));
+    let source: Box<dyn Read> = if file == Path::new("-") {
+        Box::new(io::stdin().lock())
     } else {
-        fs::read(&args.file)
+        let opened = fs::File::open(file).map_err(failed)?;
+        let about = opened.metadata().map_err(failed)?;
+        if about.is_file() && about.len() > limit {
+            return Err(PutError::TooLarge { limit, found: about.len() }.into());
+        }
+        Box::new(opened)
     };
-    let bytes = bytes.map_err(|wrong| Failure::error(format!("{}: {wrong}", args.file.display())))?;
+    let mut bytes = Vec::new();
+    source.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > limit {
+        let message =
+            format!("a value under this key has at most {limit} bytes, {} has more: split it", file.display());
+        return Err(Failure::error(message));
+    }
+    Ok(bytes)
+}
+
+pub(crate) async fn put(args: PutArgs) -> Result<(), Failure> {
+    let key = Key::new(&args.key).map_err(PutError::from)?;
+    let bytes = read_value(&args.file, EXTENT_BYTES - header_bytes(key.as_bytes().len()) as u64)?;
     let (client, namespace) = in_namespace(&args.namespace).await?;
     let length = bytes.len();
     let mode = if args.replace { PutMode::Replace } else { PutMode::Create };
@@ -118,10 +137,7 @@ pub(crate) async fn get(args: GetArgs) -> Result<(), Failure> {
         Some(path) => {
             fs::write(path, &value.bytes).map_err(|wrong| Failure::error(format!("{}: {wrong}", path.display())))
         }
-        None => {
-            let mut out = std::io::stdout().lock();
-            out.write_all(&value.bytes).and_then(|()| out.flush()).map_err(Failure::error)
-        }
+        None => Ok(stdout::bytes(&value.bytes)?),
     }
 }
 

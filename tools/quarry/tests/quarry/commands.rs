@@ -5,9 +5,9 @@ use quarry::build::BUILD_ID;
 use rustix::process::Signal;
 use std::{
     fs,
-    io::Write as _,
+    io::{Read as _, Write as _},
     path::Path,
-    process::{Output, Stdio},
+    process::{Child, Output, Stdio},
 };
 
 fn on(cluster: &Path, line: &str) -> Output {
@@ -20,6 +20,12 @@ fn put(cluster: &Path, line: &str, bytes: &[u8]) -> Output {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     child.wait_with_output().unwrap()
+}
+
+fn get(cluster: &Path, key: &str) -> Child {
+    let mut command = quarry();
+    command.env("QUARRY_CLUSTER", cluster).env("QUARRY_NAMESPACE", "kv").args(["get", key]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 #[tokio::test]
@@ -46,6 +52,12 @@ async fn up_serves_values_ends_in_order_and_opens_its_cluster_again() {
     assert_eq!(exit(&format!("get greeting -o {}", file.display())), 0);
     assert_eq!(fs::read(&file).unwrap(), b"good bye");
     assert_eq!(exit(&format!("put copy {}", file.display())), 0);
+    assert_eq!(code(&put(&cluster, "put large", &[7; 900 << 10])), 0);
+    let mut reader = get(&cluster, "large");
+    reader.stdout.take().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let ended = reader.wait_with_output().unwrap();
+    assert_eq!((code(&ended), text(&ended.stderr)), (0, String::new()), "the reader went away with what it wanted");
+
     let removed = on(&cluster, "rm greeting nothing copy -o json");
     assert_eq!(code(&removed), 3, "one of the keys is not there");
     let removed: serde_json::Value = serde_json::from_slice(&removed.stdout).unwrap();
@@ -95,6 +107,25 @@ fn a_command_without_an_answering_cluster_ends_as_unavailable() {
 }
 
 #[test]
+fn a_file_larger_than_any_value_is_refused_before_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("large");
+    fs::File::create(&file).unwrap().set_len(1 << 40).unwrap();
+    // No cluster is asked: the file that would name one is not there.
+    let refused = |output: &Output, found: &str| {
+        let said = text(&output.stderr);
+        assert_eq!(code(output), 1, "{said}");
+        assert!(said.contains("at most 67108736 bytes") && said.contains(found), "{said}");
+    };
+    let none = dir.path().join("none");
+    refused(&on(&none, &format!("put key {}", file.display())), "1099511627776");
+    refused(&on(&none, "put key /dev/zero"), "/dev/zero has more");
+    let mut command = quarry();
+    command.env("QUARRY_CLUSTER", &none).env("QUARRY_NAMESPACE", "kv").args(["put", "key", "-"]);
+    refused(&command.stdin(fs::File::open("/dev/zero").unwrap()).output().unwrap(), "has more");
+}
+
+#[test]
 fn check_config_accepts_what_up_wrote_and_names_an_unknown_key() {
     let dir = tempfile::tempdir().unwrap();
     let spec = quarry::local::LocalSpec::new(env!("CARGO_BIN_EXE_quarry").into());
@@ -108,6 +139,13 @@ fn check_config_accepts_what_up_wrote_and_names_an_unknown_key() {
         assert_eq!(check(daemon, &config), (0, String::new()));
         let other = if daemon == "meta" { "datanode" } else { "meta" };
         assert_eq!(check(other, &config).0, 1, "a {daemon} is no {other}");
+        if daemon == "datanode" {
+            let mut command = quarry();
+            command.args(["datanode", "--check-config", "--set", "fabric.provider=nonesuch", "--config"]).arg(&config);
+            let output = command.output().unwrap();
+            assert_eq!(code(&output), 1);
+            assert!(text(&output.stderr).contains("nonesuch"), "{}", text(&output.stderr));
+        }
         fs::write(&config, fs::read_to_string(&config).unwrap() + "\n[nodes]\nid = 1\n").unwrap();
         let (code, said) = check(daemon, &config);
         assert_eq!(code, 1);
