@@ -41,7 +41,15 @@ pub(crate) async fn meta(args: &DaemonArgs) -> Result<(), Failure> {
     let mut end = End::new()?;
     let meta = MetaNode::start(config).await.map_err(Failure::error)?;
     info!(%node, cluster = %cluster.uuid, address = %meta.address(), "the meta node serves");
-    end.wait().await;
+    tokio::select! {
+        () = end.wait() => {}
+        // It leads nothing and acknowledges nothing any more: there is nothing to hand over or to finish.
+        why = meta.failed() => {
+            return Err(Failure::error(format!(
+                "the meta node failed and must not go on: {why}; see to the disk of that folder, then start it again"
+            )));
+        }
+    }
     info!(%node, "the meta node drains");
     meta.shutdown().await;
     Ok(())
