@@ -421,6 +421,9 @@ pub fn leader_of<'a>(answers: impl IntoIterator<Item = &'a v1::StatusReply>, gro
     answers.into_iter().filter_map(leads).max().map(|(_, node)| node)
 }
 
+/// The role of a group whose disk or log failed on a node.
+const STOPPED: &str = "stopped";
+
 /// How a cluster does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -461,6 +464,12 @@ impl Health {
         if groups.is_empty() {
             health.add(State::Unavailable, "no meta node answers for any group".to_owned());
         }
+        for reply in &heard {
+            for stopped in reply.groups.iter().filter(|it| it.role == STOPPED) {
+                let problem = format!("group {} has stopped on {}", stopped.group, NodeId(reply.node));
+                health.add(State::Degraded, problem);
+            }
+        }
         for group in groups {
             let Some(leader) = leader_of(heard.iter().copied(), group) else {
                 health.add(State::Unavailable, format!("group {group} has no leader"));
@@ -470,8 +479,10 @@ impl Health {
                 let it = reply.groups.iter().find(|it| it.group == group && reply.node == leader.0)?;
                 Some(it.members.len())
             };
-            let follow =
-                |reply: &&&v1::StatusReply| reply.groups.iter().any(|it| it.group == group && it.leader == leader.0);
+            let follow = |reply: &&&v1::StatusReply| {
+                let follows = |it: &v1::GroupStatus| it.group == group && it.leader == leader.0 && it.role != STOPPED;
+                reply.groups.iter().any(follows)
+            };
             let size = heard.iter().find_map(members).unwrap_or(0);
             let following = heard.iter().filter(follow).count();
             if following * 2 <= size {
@@ -590,6 +601,20 @@ mod tests {
         let lonely = [gone(), Ok(reply(2, "leader", 4, 2)), gone()];
         assert_eq!(Health::judge(&addresses(), &lonely).state, State::Unavailable);
         assert_eq!(Health::judge(&addresses(), &[gone(), gone(), gone()]).state, State::Unavailable);
+    }
+
+    #[test]
+    fn a_group_that_stopped_on_one_node_degrades_a_cluster_and_on_two_of_three_ends_its_service() {
+        let mut stopped = reply(3, "follower", 3, 1);
+        stopped.groups[1].role = STOPPED.to_owned();
+        let mut other = reply(2, "follower", 3, 1);
+        let answers = [Ok(reply(1, "leader", 3, 1)), Ok(other.clone()), Ok(stopped.clone())];
+        let health = Health::judge(&addresses(), &answers);
+        let problems = vec!["group 1 has stopped on node-3".to_owned()];
+        assert_eq!(health, Health { state: State::Degraded, problems });
+        other.groups[1].role = STOPPED.to_owned();
+        let answers = [Ok(reply(1, "leader", 3, 1)), Ok(other), Ok(stopped)];
+        assert_eq!(Health::judge(&addresses(), &answers).state, State::Unavailable);
     }
 
     #[test]
