@@ -69,9 +69,10 @@ pub(crate) async fn write(
         let quick = transfer_time(range.len());
         let outcome = tokio::select! {
             biased;
-            written = core.endpoints.write(target, span, range.clone(), until) => written.map_err(NotWritten::from),
             () = slab.lost(holder.node) => Err(NotWritten::LaneLost("another write found it".to_owned())),
             why = watch(core, slab, holder, quick, until) => Err(why),
+            // Last: a write that is tried again and again uses up its task's turn.
+            written = core.endpoints.write(target, span, range.clone(), until) => written.map_err(NotWritten::from),
         };
         let error = match outcome {
             Ok(()) => {

@@ -149,6 +149,10 @@ async fn a_lane_that_was_closed_between_puts_costs_neither_an_attempt_nor_trust_
     blocks.put("{tag}one", content(1, 5_000)).await.unwrap();
     blocks.put("{tag}large", content(2, 60_000)).await.unwrap();
     double.close_lane(0);
+    // Reads let the client's fabric see that the connection is gone: what is written next finds nobody to connect to.
+    for _ in 0..10 {
+        assert!(blocks.fresh().get("{tag}one").await.unwrap().is_some());
+    }
     blocks.put("{tag}two", content(3, 5_000)).await.unwrap();
     let lost = client.stats().lost_lane_writes;
     assert!(lost > 0, "it went through the lane that was closed");
