@@ -13,7 +13,7 @@ use quarry_tests::{
     raw::{Armed, Granted, RawWriter, Wish, reader},
     shared, soon,
 };
-use quarry_wire::{ids::NamespaceId, region::RegionRecord};
+use quarry_wire::{ids::NamespaceId, limits::SLOTS_PER_SLAB_MAX, region::RegionRecord};
 use std::time::Duration;
 
 /// Long enough for a refusal to come back, short enough that a silent one does not hold the suite up.
@@ -22,9 +22,11 @@ const REFUSED_WITHIN: Duration = Duration::from_secs(5);
 const REFUSED: u8 = 0xee;
 const SLOT: u32 = 4096;
 
+/// How long the grants of these tests live.
+const TTL: Duration = Duration::from_secs(20);
+
 async fn granted(raw: &RawWriter, namespace: NamespaceId) -> Granted {
-    let ttl = Duration::from_secs(20);
-    raw.grant(&Wish { namespace, slot_size: SLOT, slots: 8, ttl, avoid: Vec::new() }).await.unwrap()
+    raw.grant(&Wish { namespace, slot_size: SLOT, slots: 8, ttl: TTL, avoid: Vec::new() }).await.unwrap()
 }
 
 /// Somebody with an armed grant at [`NODE`], and where that node's memory can be read.
@@ -149,17 +151,16 @@ async fn a_lanes_key_opens_nothing_at_the_reader_endpoint_nor_at_another_lane() 
     other.works().await;
 }
 
-/// A grant on bytes of `earlier` at [`NODE`], which must have been given up.
+/// A grant on bytes of `earlier` at [`NODE`], which must have been given up. Places of grants that just ended are taken last, so all others
+/// are taken and held first.
 async fn overlapping(raw: &RawWriter, earlier: &Granted) -> Granted {
     let span = earlier.grant.span(earlier.grant.holder(NODE).unwrap());
+    let namespace = earlier.grant.namespace;
+    let wish = Wish { namespace, slot_size: SLOT, slots: SLOTS_PER_SLAB_MAX, ttl: TTL, avoid: Vec::new() };
     soon("the space is granted again", async || {
-        let next = granted(raw, earlier.grant.namespace).await;
+        let next = raw.grant(&wish).await.unwrap();
         let found = next.grant.span(next.grant.holder(NODE).unwrap());
-        if found.start < span.end && span.start < found.end {
-            return Some(next);
-        }
-        raw.seal(&next, 0).await.unwrap();
-        None
+        (found.start < span.end && span.start < found.end).then_some(next)
     })
     .await
 }
