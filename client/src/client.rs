@@ -1,7 +1,6 @@
 //! A connected client: namespaces, counters, and the end of its background work.
 
 use crate::{
-    arena::Arena,
     cluster::Cluster,
     control::{Control, DIRECTORY},
     core::{Core, Parts},
@@ -12,7 +11,7 @@ use crate::{
     stats::{Counters, Stats},
     view::NamespaceInfo,
 };
-use quarry_fabric::Provider;
+use quarry_fabric::{Pool, Provider};
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{grant::Class, ids::WriterId};
 use std::{sync::Arc, time::Duration};
@@ -91,15 +90,15 @@ impl Client {
             Some(name) => Provider::named(name)?,
             None => Provider::detect()?,
         };
-        let (write_arena, read_arena) = (Arena::new(options.window_bytes)?, Arena::new(options.window_bytes)?);
+        let (write_window, read_window) = (Pool::new(options.window_bytes)?, Pool::new(options.window_bytes)?);
         let endpoints = Endpoints::new(
             provider,
             options.fabric_bind,
-            Arc::clone(write_arena.memory()),
-            Arc::clone(read_arena.memory()),
+            Arc::clone(&write_window),
+            Arc::clone(&read_window),
             Arc::clone(&counters),
         );
-        let core = Core::new(Parts { options, control, endpoints, write_arena, read_arena, counters });
+        let core = Core::new(Parts { options, control, endpoints, write_window, read_window, counters });
         Ok(Self { shared: Arc::new(Shared { core, runtime: Handle::current() }) })
     }
 

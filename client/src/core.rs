@@ -1,7 +1,6 @@
 //! What all clones of a client share, and how its background work ends.
 
 use crate::{
-    arena::Arena,
     control::Control,
     endpoints::Endpoints,
     error::CallError,
@@ -11,7 +10,7 @@ use crate::{
     write::line::{Line, LineId},
 };
 use parking_lot::Mutex;
-use quarry_fabric::FabricAddress;
+use quarry_fabric::{FabricAddress, Pool};
 use quarry_wire::{
     ids::{NodeId, WriterId},
     limits::VERSION_AHEAD_MAX,
@@ -30,8 +29,8 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) control: Control,
     pub(crate) endpoints: Endpoints,
-    pub(crate) write_arena: Arc<Arena>,
-    pub(crate) read_arena: Arc<Arena>,
+    pub(crate) write_window: Arc<Pool>,
+    pub(crate) read_window: Arc<Pool>,
     pub(crate) writer: WriterId,
     pub(crate) counters: Arc<Counters>,
     pub(crate) cache: Mutex<Cache>,
@@ -50,14 +49,14 @@ pub(crate) struct Parts {
     pub(crate) options: Options,
     pub(crate) control: Control,
     pub(crate) endpoints: Endpoints,
-    pub(crate) write_arena: Arc<Arena>,
-    pub(crate) read_arena: Arc<Arena>,
+    pub(crate) write_window: Arc<Pool>,
+    pub(crate) read_window: Arc<Pool>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Core {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { options, control, endpoints, write_arena, read_arena, counters } = parts;
+        let Parts { options, control, endpoints, write_window, read_window, counters } = parts;
         let writer = WriterId::anonymous(options.entropy.bits().to_le_bytes());
         Arc::new(Self {
             salt: options.entropy.bits(),
@@ -65,8 +64,8 @@ impl Core {
             options,
             control,
             endpoints,
-            write_arena,
-            read_arena,
+            write_window,
+            read_window,
             writer,
             counters,
             tasks: TaskTracker::new(),

@@ -3,11 +3,11 @@
 //! Decides which endpoint an operation uses and which nodes are avoided for a while after they failed. Writes and reads are apart because a
 //! refused write tears down its connection; nodes are apart because a silent one closes the endpoint for all who use it.
 
-use crate::{arena::Span, stats::Counters};
+use crate::stats::Counters;
 use parking_lot::Mutex;
 use quarry_fabric::{
-    ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, Memory, OperationError, Provider,
-    RemoteSpan,
+    ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, OperationError, Pool, Provider,
+    RemoteSpan, Span,
 };
 use quarry_wire::ids::NodeId;
 use std::{
@@ -36,8 +36,8 @@ pub(crate) struct Endpoints {
     provider: Provider,
     /// The local address to use, or the one that leads to each peer.
     bind: Option<IpAddr>,
-    write_memory: Arc<Memory>,
-    read_memory: Arc<Memory>,
+    write_window: Arc<Pool>,
+    read_window: Arc<Pool>,
     counters: Arc<Counters>,
     open: Mutex<HashMap<(NodeId, Direction), Arc<ClientEndpoint>>>,
     failed: Mutex<HashMap<NodeId, Failed>>,
@@ -76,14 +76,14 @@ impl Endpoints {
     pub(crate) fn new(
         provider: Provider,
         bind: Option<IpAddr>,
-        write_memory: Arc<Memory>,
-        read_memory: Arc<Memory>,
+        write_window: Arc<Pool>,
+        read_window: Arc<Pool>,
         counters: Arc<Counters>,
     ) -> Self {
-        Self { provider, bind, write_memory, read_memory, counters, open: Mutex::default(), failed: Mutex::default() }
+        Self { provider, bind, write_window, read_window, counters, open: Mutex::default(), failed: Mutex::default() }
     }
 
-    /// Writes `range` of the span's arena to the target; on `Ok` the bytes are visible there. Whether a failure is the node's fault is the
+    /// Writes `range` of the span to the target; on `Ok` the bytes are visible there. Whether a failure is the node's fault is the
     /// caller's to find out: its lane may have been closed.
     pub(crate) async fn write(
         &self,
@@ -93,7 +93,7 @@ impl Endpoints {
         deadline: Instant,
     ) -> Result<(), OperationError> {
         let bytes = range.len() as u64;
-        let (local, remote) = sides(target, span, range);
+        let (local, remote) = sides(target, span, range)?;
         let outcome = match self.endpoint(target, Direction::Write) {
             Ok(endpoint) => endpoint.write(&target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
@@ -106,7 +106,7 @@ impl Endpoints {
         outcome
     }
 
-    /// Reads from the target into `range` of the span's arena. What the bytes are worth is not known yet.
+    /// Reads from the target into `range` of the span. What the bytes are worth is not known yet.
     pub(crate) async fn read(
         &self,
         target: &Target,
@@ -115,7 +115,7 @@ impl Endpoints {
         deadline: Instant,
     ) -> Result<(), OperationError> {
         let bytes = range.len() as u64;
-        let (local, remote) = sides(target, span, range);
+        let (local, remote) = sides(target, span, range)?;
         let outcome = match self.endpoint(target, Direction::Read) {
             Ok(endpoint) => endpoint.read(&target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
@@ -174,11 +174,12 @@ impl Endpoints {
             provider: self.provider_for(&target.provider)?,
             bind: self.bind.or_else(|| target.address.ip().and_then(local_address_towards)).unwrap_or(LOOPBACK),
             port: None,
+            spin: EndpointConfig::SPIN,
         };
         let endpoint = Arc::new(ClientEndpoint::new(config));
-        endpoint.keep_registered(match direction {
-            Direction::Write => &self.write_memory,
-            Direction::Read => &self.read_memory,
+        endpoint.keep_pool(match direction {
+            Direction::Write => &self.write_window,
+            Direction::Read => &self.read_window,
         });
         open.insert((target.node, direction), Arc::clone(&endpoint));
         Ok(endpoint)
@@ -203,8 +204,7 @@ fn local_address_towards(peer: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-fn sides(target: &Target, span: &Arc<Span>, range: Range<usize>) -> (LocalBuffer, RemoteSpan) {
+fn sides(target: &Target, span: &Arc<Span>, range: Range<usize>) -> Result<(LocalBuffer, RemoteSpan), FabricError> {
     let remote = RemoteSpan { address: target.at, key: target.key, len: range.len() as u64 };
-    let guard: Arc<Span> = Arc::clone(span);
-    (LocalBuffer::new(span.memory(), range).guarded_by(guard), remote)
+    Ok((LocalBuffer::of_span(span, range)?, remote))
 }

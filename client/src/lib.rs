@@ -22,7 +22,6 @@
 //! checks), `view` (what is believed), `control` (whom to call). Absent on purpose: objects larger than a slot, journaled copies, encryption.
 #![warn(missing_docs)]
 
-mod arena;
 mod client;
 mod cluster;
 mod control;

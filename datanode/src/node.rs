@@ -195,7 +195,8 @@ impl DataNode {
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
 
-        let endpoints = EndpointConfig { provider: provider.clone(), bind: config.fabric_bind, port: None };
+        let endpoints =
+            EndpointConfig { provider: provider.clone(), bind: config.fabric_bind, port: None, spin: Duration::ZERO };
         let mut holdings = Holdings::new(Claims::new(config.node, config.lanes_max), endpoints);
         let mut regions = Vec::with_capacity(memories.len());
         for (index, memory) in (0..).map(RegionIndex).zip(memories) {

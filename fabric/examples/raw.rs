@@ -116,5 +116,5 @@ async fn repeat(
 
 fn open() -> Outcome<Endpoint> {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    Ok(Endpoint::open(EndpointConfig { provider: Provider::detect()?, bind, port: None })?)
+    Ok(Endpoint::open(EndpointConfig { provider: Provider::detect()?, bind, port: None, spin: Duration::ZERO })?)
 }

@@ -6,12 +6,11 @@
 //! connection.
 
 use crate::{
-    Access, Endpoint, EndpointConfig, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Peer,
-    Registration, RemoteSpan,
+    Access, Endpoint, EndpointConfig, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Peer, Pieces,
+    Pool, Registration, RemoteSpan, Span, Wait,
 };
 use parking_lot::Mutex;
-use std::{any::Any, collections::HashMap, fmt, ops::Range, sync::Arc};
-use tokio::time::Instant;
+use std::{collections::HashMap, fmt, ops::Range, sync::Arc};
 
 /// Peers that are kept connected; beyond, the one that was used least recently is forgotten.
 const PEERS_MAX: usize = 64;
@@ -21,20 +20,24 @@ const PEERS_MAX: usize = 64;
 pub struct LocalBuffer {
     memory: Arc<Memory>,
     range: Range<usize>,
-    guard: Option<Arc<dyn Any + Send + Sync>>,
+    /// Keeps everybody else from its bytes.
+    span: Option<Arc<Span>>,
 }
 
 impl LocalBuffer {
     /// The bytes `range` of `memory`; out-of-range ones are refused by the operation.
     #[must_use]
     pub fn new(memory: &Arc<Memory>, range: Range<usize>) -> Self {
-        Self { memory: Arc::clone(memory), range, guard: None }
+        Self { memory: Arc::clone(memory), range, span: None }
     }
 
-    /// Also holds `guard` for as long: for instance the slot of a buffer pool, which is given back when it drops.
-    #[must_use]
-    pub fn guarded_by(self, guard: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { guard: Some(guard), ..self }
+    /// The bytes `range` of `span`, counted from its start. The operation holds the span until it is over.
+    ///
+    /// # Errors
+    /// [`FabricError::OutOfRange`].
+    pub fn of_span(span: &Arc<Span>, range: Range<usize>) -> Result<Self, FabricError> {
+        let range = span.place(&range)?;
+        Ok(Self { memory: Arc::clone(span.pool().memory()), range, span: Some(Arc::clone(span)) })
     }
 }
 
@@ -80,6 +83,16 @@ impl ClientEndpoint {
         self.state.lock().kept.insert(memory.start().addr(), Arc::clone(memory));
     }
 
+    /// Keeps a pool registered, like other memory.
+    pub fn keep_pool(&self, pool: &Arc<Pool>) {
+        self.keep_registered(pool.memory());
+    }
+
+    /// Undoes [`keep_pool`](Self::keep_pool); operations in flight still hold the pool.
+    pub fn forget_pool(&self, pool: &Arc<Pool>) {
+        self.forget_memory(pool.memory());
+    }
+
     /// Undoes [`keep_registered`](Self::keep_registered); operations in flight still hold the memory.
     pub fn forget_memory(&self, memory: &Arc<Memory>) {
         let mut state = self.state.lock();
@@ -96,12 +109,12 @@ impl ClientEndpoint {
     pub async fn write(
         &self,
         peer: &FabricAddress,
-        local: LocalBuffer,
+        local: impl Into<Pieces<LocalBuffer>>,
         remote: RemoteSpan,
-        deadline: Instant,
+        wait: impl Into<Wait>,
     ) -> Result<(), OperationError> {
-        let (endpoint, peer, span) = self.prepare(peer, local)?;
-        endpoint.write(&peer, span, remote, deadline).await
+        let (endpoint, peer, local) = self.prepare(peer, local.into())?;
+        endpoint.write(&peer, local, remote, wait).await
     }
 
     /// See [`Endpoint::read`]. The peer is connected if it was not.
@@ -111,12 +124,12 @@ impl ClientEndpoint {
     pub async fn read(
         &self,
         peer: &FabricAddress,
-        local: LocalBuffer,
+        local: impl Into<Pieces<LocalBuffer>>,
         remote: RemoteSpan,
-        deadline: Instant,
+        wait: impl Into<Wait>,
     ) -> Result<(), OperationError> {
-        let (endpoint, peer, span) = self.prepare(peer, local)?;
-        endpoint.read(&peer, span, remote, deadline).await
+        let (endpoint, peer, local) = self.prepare(peer, local.into())?;
+        endpoint.read(&peer, local, remote, wait).await
     }
 
     /// Forgets a peer, for instance a lane that is no more. Operations in flight to it go on.
@@ -147,9 +160,8 @@ impl ClientEndpoint {
     fn prepare(
         &self,
         address: &FabricAddress,
-        local: LocalBuffer,
-    ) -> Result<(Endpoint, Peer, LocalSpan), OperationError> {
-        let LocalBuffer { memory, range, guard } = local;
+        local: Pieces<LocalBuffer>,
+    ) -> Result<(Endpoint, Peer, Pieces<LocalSpan>), OperationError> {
         let mut state = self.state.lock();
         let State { closed, kept, live, opened, uses } = &mut *state;
         if *closed {
@@ -168,23 +180,22 @@ impl ClientEndpoint {
         };
         *uses += 1;
         let peer = live.peer(address, *uses)?;
-        let at = memory.start().addr();
-        let registration = match live.registrations.get(&at) {
-            Some(registration) => Arc::clone(registration),
-            None => {
-                let whole = 0..memory.len();
-                let registration = Arc::new(live.endpoint.register(&memory, whole, Access::Local, None)?);
-                if kept.contains_key(&at) {
-                    live.registrations.insert(at, Arc::clone(&registration));
+        let local = local.try_map(|LocalBuffer { memory, range, span }| {
+            let at = memory.start().addr();
+            let registration = match live.registrations.get(&at) {
+                Some(registration) => Arc::clone(registration),
+                None => {
+                    let whole = 0..memory.len();
+                    let registration = Arc::new(live.endpoint.register(&memory, whole, Access::Local, None)?);
+                    if kept.contains_key(&at) {
+                        live.registrations.insert(at, Arc::clone(&registration));
+                    }
+                    registration
                 }
-                registration
-            }
-        };
-        let mut span = LocalSpan::new(&registration, range)?;
-        if let Some(guard) = guard {
-            span = span.guarded_by(guard);
-        }
-        Ok((live.endpoint.clone(), peer, span))
+            };
+            LocalSpan::held(&registration, range, span)
+        })?;
+        Ok((live.endpoint.clone(), peer, local))
     }
 }
 

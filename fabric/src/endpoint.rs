@@ -8,7 +8,8 @@
 //! runs while the gate is held.
 
 use crate::{
-    Access, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Provider, Registration, RemoteSpan,
+    Access, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Pieces, Pool, PoolRegistration, Provider,
+    Registration, RemoteSpan, Wait,
     operation::{Op, Outcome, Pending, Permits},
     poller::Poller,
     raw::{self, Direction, Domain, Order, Source, Wires},
@@ -52,6 +53,14 @@ pub struct EndpointConfig {
     pub bind: IpAddr,
     /// The port, or none to let the system choose.
     pub port: Option<u16>,
+    /// How long an operation that is [awaited so](Wait::spinning_until) looks for its completion itself before it sleeps. Zero for
+    /// endpoints that serve.
+    pub spin: Duration,
+}
+
+impl EndpointConfig {
+    /// A good [`spin`](Self::spin) for endpoints whose operations matter to somebody who waits.
+    pub const SPIN: Duration = Duration::from_micros(100);
 }
 
 /// A libfabric endpoint in a domain of its own, served from `open` to `close` by this process's poller thread.
@@ -81,6 +90,7 @@ pub(crate) struct Core {
     domain: Arc<Domain>,
     address: FabricAddress,
     number: u64,
+    spin: Duration,
     poller: &'static Poller,
     pending: Pending,
     /// Memory that peers may be touching until the endpoint is closed, by its address.
@@ -110,7 +120,7 @@ impl Endpoint {
     /// # Errors
     /// [`FabricError::AddressInUse`], [`FabricError::BindUnspecified`], [`FabricError::NoProvider`], [`FabricError::Library`].
     pub fn open(config: EndpointConfig) -> Result<Self, FabricError> {
-        let EndpointConfig { provider, bind, port } = config;
+        let EndpointConfig { provider, bind, port, spin } = config;
         if bind.is_unspecified() {
             return Err(FabricError::BindUnspecified { ip: bind });
         }
@@ -123,6 +133,7 @@ impl Endpoint {
             closed: AtomicBool::new(false),
             address: wires.address()?,
             number: poller.number(),
+            spin,
             poller,
             pending: Pending::default(),
             exposed: Mutex::default(),
@@ -172,6 +183,26 @@ impl Endpoint {
         Ok(registration)
     }
 
+    /// Registers a pool for local use, under the next key of the sequence.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`], [`FabricError::Library`].
+    pub fn register_pool(&self, pool: &Arc<Pool>) -> Result<PoolRegistration, FabricError> {
+        let core = self.core();
+        let gate = core.gate.read();
+        if gate.is_none() {
+            return Err(FabricError::Closed { what: "endpoint" });
+        }
+        let key = core.next_local_key.fetch_add(1, Ordering::Relaxed);
+        PoolRegistration::new(&core.domain, pool, key)
+    }
+
+    /// Local pieces that one operation may have here: what the provider takes, at most [`PIECES_MAX`](crate::PIECES_MAX).
+    #[must_use]
+    pub fn pieces_max(&self) -> usize {
+        self.core().domain.info.pieces_max()
+    }
+
     /// Makes a peer known. Nothing is sent: the connection is made by the first operation, and again by the next one after it
     /// broke, also to another process at the same address.
     ///
@@ -189,7 +220,7 @@ impl Endpoint {
         Ok(Peer { entry: Arc::new(entry) })
     }
 
-    /// Writes local bytes to a peer. `Ok` means that they are visible in the target's memory.
+    /// Writes local bytes, of one piece or several, to a peer. `Ok` means that they are visible in the target's memory.
     ///
     /// Needs a tokio runtime with its timer. Dropping the future does not cancel the write.
     ///
@@ -198,14 +229,14 @@ impl Endpoint {
     pub async fn write(
         &self,
         peer: &Peer,
-        local: LocalSpan,
+        local: impl Into<Pieces<LocalSpan>>,
         remote: RemoteSpan,
-        deadline: Instant,
+        wait: impl Into<Wait>,
     ) -> Result<(), OperationError> {
-        self.core().run(Direction::Write, peer, local, remote, deadline).await
+        self.core().run(Direction::Write, peer, local.into(), remote, wait.into()).await
     }
 
-    /// Reads a peer's bytes into local memory. `Ok` means that they are there; what they are worth is the caller's to check.
+    /// Reads a peer's bytes into local memory, of one piece or several. `Ok` means that they are there; what they are worth is the caller's to check.
     ///
     /// Needs a tokio runtime with its timer. Dropping the future does not cancel the read.
     ///
@@ -214,11 +245,11 @@ impl Endpoint {
     pub async fn read(
         &self,
         peer: &Peer,
-        local: LocalSpan,
+        local: impl Into<Pieces<LocalSpan>>,
         remote: RemoteSpan,
-        deadline: Instant,
+        wait: impl Into<Wait>,
     ) -> Result<(), OperationError> {
-        self.core().run(Direction::Read, peer, local, remote, deadline).await
+        self.core().run(Direction::Read, peer, local.into(), remote, wait.into()).await
     }
 
     /// Closes the endpoint: the fence. When it returns (to whichever caller), no remote byte lands or leaves through it any
@@ -287,11 +318,18 @@ impl Core {
         self: &Arc<Self>,
         direction: Direction,
         peer: &Peer,
-        local: LocalSpan,
+        local: Pieces<LocalSpan>,
         remote: RemoteSpan,
-        deadline: Instant,
+        Wait { deadline, spins }: Wait,
     ) -> Result<(), OperationError> {
         self.check(peer, &local, &remote)?;
+        let order = |op: &Op| Order {
+            direction,
+            peer: op.peer.number,
+            remote_address: remote.address,
+            remote_key: remote.key,
+            context: op.context(),
+        };
         let op = Op::new(local.clone(), Arc::clone(&peer.entry), deadline);
         let mut pause = RETRY_FIRST;
         loop {
@@ -304,7 +342,8 @@ impl Core {
             tokio::pin!(moved);
             // Listen before the post is tried: progress right after it must not be missed.
             moved.as_mut().enable();
-            match self.post(direction, &op, &local, &remote, room)? {
+            let posted = self.post(&op, &order(&op), &local, room)?;
+            match posted {
                 Posted::Started => break,
                 Posted::Again => {
                     // Without a connection there is nothing in flight here whose completion would wake us.
@@ -320,6 +359,9 @@ impl Core {
         }
         // From here on the operation alone holds the buffer.
         drop(local);
+        if spins && let Some(outcome) = self.spin(&op) {
+            return outcome;
+        }
         if let Ok(outcome) = timeout_at(deadline, Outcome(&op)).await {
             return outcome;
         }
@@ -332,19 +374,44 @@ impl Core {
         op.take().unwrap_or(Err(OperationError::Deadline))
     }
 
-    fn check(self: &Arc<Self>, peer: &Peer, local: &LocalSpan, remote: &RemoteSpan) -> Result<(), OperationError> {
+    /// Looks for the end of an operation for a while.
+    fn spin(&self, op: &Op) -> Option<Result<(), OperationError>> {
+        let until = Instant::now() + self.spin;
+        loop {
+            self.progress();
+            let outcome = op.take();
+            if outcome.is_some() || Instant::now() >= until {
+                return outcome;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn check(
+        self: &Arc<Self>,
+        peer: &Peer,
+        local: &Pieces<LocalSpan>,
+        remote: &RemoteSpan,
+    ) -> Result<(), OperationError> {
         if self.closed.load(Ordering::Acquire) {
             return Err(OperationError::Closed);
         }
         if !Arc::ptr_eq(self, &peer.entry.core) {
             return Err(FabricError::WrongEndpoint { what: "peer" }.into());
         }
-        if !local.registration.belongs_to(&self.domain) {
+        if local.iter().any(|piece| !piece.registration.belongs_to(&self.domain)) {
             return Err(FabricError::WrongEndpoint { what: "registration" }.into());
         }
-        let length = local.range.len() as u64;
+        let (found, limit) = (local.count(), self.domain.info.pieces_max());
+        if found > limit {
+            return Err(FabricError::TooManyPieces { limit, found }.into());
+        }
+        let length = local.bytes();
         if length != remote.len || length == 0 {
             return Err(FabricError::LengthMismatch { local: length, remote: remote.len }.into());
+        }
+        if local.iter().any(|piece| piece.range.is_empty()) {
+            return Err(FabricError::Empty { what: "a piece of an operation" }.into());
         }
         Ok(())
     }
@@ -361,10 +428,9 @@ impl Core {
 
     fn post(
         &self,
-        direction: Direction,
         op: &Arc<Op>,
-        local: &LocalSpan,
-        remote: &RemoteSpan,
+        order: &Order,
+        local: &Pieces<LocalSpan>,
         room: Permits,
     ) -> Result<Posted, OperationError> {
         let gate = self.gate.read();
@@ -372,34 +438,20 @@ impl Core {
         op.hold(room);
         // Before the post: its completion may come before the post returns.
         self.pending.insert(op);
-        let rc = local.registration.with_region(|region| {
-            wires.post(&Order {
-                direction,
-                local: local.start(),
-                length: local.range.len(),
-                region,
-                peer: op.peer.number,
-                remote_address: remote.address,
-                remote_key: remote.key,
-                context: op.context(),
-            })
-        });
+        let rc = wires.post(order, local.iter().map(LocalSpan::piece));
         drop(gate);
-        if rc == Some(0) {
+        if rc == 0 {
             op.set_posted();
             return Ok(Posted::Started);
         }
         self.pending.forget(op);
         op.release();
-        match rc {
-            None => Err(FabricError::Closed { what: "registration" }.into()),
-            Some(rc) if rc == -libc::EAGAIN => {
-                // The provider may be waiting for us to look.
-                self.progress();
-                Ok(Posted::Again)
-            }
-            Some(rc) => Err(OperationError::Failed { errno: -rc, provider_errno: 0, text: raw::strerror(-rc) }),
+        if rc == -libc::EAGAIN {
+            // The provider may be waiting for us to look.
+            self.progress();
+            return Ok(Posted::Again);
         }
+        Err(OperationError::Failed { errno: -rc, provider_errno: 0, text: raw::strerror(-rc) })
     }
 
     /// Drives the provider once and finishes what completed.

@@ -40,6 +40,15 @@ pub enum FabricError {
     /// Local and remote length differ, or are zero.
     #[error("an operation moves the same, non-zero number of bytes on both sides: local {local}, remote {remote}")]
     LengthMismatch { local: u64, remote: u64 },
+    /// More than a pool has in all.
+    #[error("{asked} bytes of a pool of {capacity}: take smaller spans or make a larger pool")]
+    ExceedsPool { asked: usize, capacity: usize },
+    /// A span was used with the registration of another pool.
+    #[error("the span is of another pool than this registration")]
+    WrongPool,
+    /// The provider does not take as many local pieces in one operation.
+    #[error("an operation has at most {limit} local pieces here, not {found}; use several operations")]
+    TooManyPieces { limit: usize, found: usize },
     /// An empty range cannot be registered or allocated.
     #[error("{what} of zero bytes")]
     Empty { what: &'static str },

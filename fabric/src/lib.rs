@@ -6,7 +6,9 @@
 //! What it keeps, and what callers build on:
 //!
 //! - **Completion means visible.** A write that returns `Ok` is in the target's memory (`FI_DELIVERY_COMPLETE` on each).
-//! - **Buffers belong to the operation** until it completed or its endpoint is closed; dropping the future changes nothing.
+//! - **Buffers belong to the operation** until it completed or its endpoint is closed; dropping the future changes nothing. Bytes
+//!   that peers can reach are copied, never borrowed ([`Memory`]); those of a [`Pool`], which only our own operations can reach, are
+//!   looked at in place by whoever owns their [`Span`] while no operation does.
 //! - **Closing an endpoint is the fence** (*Fenced writers*): after [`Endpoint::close`] no remote byte lands through it. Closing
 //!   a [`Registration`] is *not* one: it stops new operations, but one that has started goes on landing. So an endpoint has a
 //!   libfabric domain of its own, since a key is valid on every endpoint of its domain.
@@ -26,11 +28,14 @@ mod endpoint;
 mod error;
 mod memory;
 mod operation;
+mod pieces;
 mod poller;
+mod pool;
 mod provider;
 mod raw;
 mod registration;
 mod signals;
+mod wait;
 
 pub use address::FabricAddress;
 pub use child::without_our_descriptors;
@@ -38,6 +43,9 @@ pub use client::{ClientEndpoint, LocalBuffer};
 pub use endpoint::{Endpoint, EndpointConfig, Peer};
 pub use error::{FabricError, OperationError};
 pub use memory::Memory;
+pub use pieces::{PIECES_MAX, Pieces};
+pub use pool::{Pool, SPAN_ALIGN, Span};
 pub use provider::{Provider, library_version};
-pub use registration::{Access, LocalSpan, Registration, RemoteSpan};
+pub use registration::{Access, LocalSpan, PoolRegistration, Registration, RemoteSpan};
 pub use signals::reclaim_signals;
+pub use wait::Wait;

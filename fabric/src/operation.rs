@@ -4,7 +4,7 @@
 //! It leaves by its completion, by a refused post, or after its endpoint was closed, and is finished exactly once.
 
 use crate::{
-    LocalSpan, OperationError,
+    LocalSpan, OperationError, Pieces,
     endpoint::PeerEntry,
     raw::{Completion, Failure},
 };
@@ -42,8 +42,8 @@ enum State {
     Waiting {
         waker: Option<Waker>,
         permits: Option<Permits>,
-        /// The buffer. Only to be kept, and let go before the waker is called: then it is free for whoever waits.
-        _span: LocalSpan,
+        /// The buffer, only to be kept. Let go before the outcome is told: then it is free for whoever waits.
+        local: Option<Pieces<LocalSpan>>,
     },
     Done(Result<(), OperationError>),
     Taken,
@@ -55,13 +55,13 @@ unsafe impl Send for Op {}
 unsafe impl Sync for Op {}
 
 impl Op {
-    pub(crate) fn new(span: LocalSpan, peer: Arc<PeerEntry>, deadline: Instant) -> Arc<Self> {
+    pub(crate) fn new(local: Pieces<LocalSpan>, peer: Arc<PeerEntry>, deadline: Instant) -> Arc<Self> {
         Arc::new(Self {
             context: UnsafeCell::new(fi_context2::default()),
             peer,
             deadline,
             posted: AtomicBool::new(false),
-            state: Mutex::new(State::Waiting { waker: None, permits: None, _span: span }),
+            state: Mutex::new(State::Waiting { waker: None, permits: None, local: Some(local) }),
         })
     }
 
@@ -91,21 +91,17 @@ impl Op {
         drop(room);
     }
 
-    /// Ends it. Permits, buffer and waker act outside of the lock, in this order.
+    /// Ends it: first room and buffer are free, then the outcome is there, then the waker is called, the latter two outside of
+    /// the lock. Called once, by whoever took it out of [`Pending`].
     fn finish(&self, outcome: Result<(), OperationError>) {
-        let before = {
-            let mut state = self.state.lock();
-            if !matches!(*state, State::Waiting { .. }) {
-                return;
-            }
-            std::mem::replace(&mut *state, State::Done(outcome))
+        let held = match &mut *self.state.lock() {
+            State::Waiting { permits, local, .. } => (permits.take(), local.take()),
+            State::Done(_) | State::Taken => return,
         };
-        if let State::Waiting { waker, permits, _span: span } = before {
-            drop(permits);
-            drop(span);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+        drop(held);
+        let before = std::mem::replace(&mut *self.state.lock(), State::Done(outcome));
+        if let State::Waiting { waker: Some(waker), .. } = before {
+            waker.wake();
         }
     }
 

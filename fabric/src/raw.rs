@@ -5,7 +5,7 @@
 //! address vector, registrations, domain, fabric, information. Field order does that within one struct, `Arc`s between them.
 
 use crate::{
-    FabricAddress, FabricError,
+    FabricAddress, FabricError, PIECES_MAX,
     address::ADDRESS_BYTES_MAX,
     error::{errno_hint, errno_name},
 };
@@ -132,6 +132,13 @@ impl Info {
         unsafe { (*self.get().tx_attr).size }
     }
 
+    /// Local pieces that one operation may have.
+    pub(crate) fn pieces_max(&self) -> usize {
+        // SAFETY: libfabric always fills in this attribute.
+        let limit = unsafe { (*self.get().tx_attr).iov_limit };
+        limit.clamp(1, PIECES_MAX)
+    }
+
     /// Whether peers address memory by virtual address rather than by offset.
     pub(crate) fn virtual_addresses(&self) -> bool {
         self.domain_attr().mr_mode & ffi::mr_mode::VIRT_ADDR != 0
@@ -256,10 +263,10 @@ impl Region {
         unsafe { ffi::fi_mr_key(self.region.raw()) }
     }
 
-    /// What local operations name.
-    fn descriptor(&self) -> *mut c_void {
+    /// What local operations name, as an address; it means something while the region is open.
+    pub(crate) fn descriptor(&self) -> usize {
         // SAFETY: the region is open.
-        unsafe { ffi::fi_mr_desc(self.region.raw()) }
+        unsafe { ffi::fi_mr_desc(self.region.raw()) }.expose_provenance()
     }
 }
 
@@ -270,12 +277,18 @@ pub(crate) enum Direction {
     Read,
 }
 
-/// One operation as libfabric wants it.
-pub(crate) struct Order<'a> {
-    pub(crate) direction: Direction,
-    pub(crate) local: *mut u8,
+/// Local bytes of an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) start: *mut u8,
     pub(crate) length: usize,
-    pub(crate) region: &'a Region,
+    /// Of the open region that they are in.
+    pub(crate) descriptor: usize,
+}
+
+/// One operation as libfabric wants it.
+pub(crate) struct Order {
+    pub(crate) direction: Direction,
     pub(crate) peer: u64,
     pub(crate) remote_address: u64,
     pub(crate) remote_key: u64,
@@ -412,17 +425,25 @@ impl Wires {
         }
     }
 
-    /// Hands an operation to the provider; 0, or a negative error number (then nothing was begun).
+    /// Hands an operation to the provider, with as many local pieces as it takes; 0, or a negative error number (then nothing was
+    /// begun).
     ///
-    /// The caller keeps the local memory, its region and the context until the completion, or until the endpoint is closed.
-    pub(crate) fn post(&self, order: &Order<'_>) -> i32 {
-        let local = libc::iovec { iov_base: order.local.cast(), iov_len: order.length };
-        let remote = ffi::fi_rma_iov { addr: order.remote_address, len: order.length, key: order.remote_key };
-        let mut descriptor = order.region.descriptor();
+    /// The caller keeps the local memory, its regions and the context until the completion, or until the endpoint is closed.
+    pub(crate) fn post(&self, order: &Order, pieces: impl Iterator<Item = Piece>) -> i32 {
+        let mut local = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
+        let mut descriptors = [ptr::null_mut::<c_void>(); PIECES_MAX];
+        let (mut count, mut length) = (0, 0);
+        for (piece, (local, descriptor)) in pieces.zip(local.iter_mut().zip(&mut descriptors)) {
+            *local = libc::iovec { iov_base: piece.start.cast(), iov_len: piece.length };
+            *descriptor = ptr::with_exposed_provenance_mut(piece.descriptor);
+            count += 1;
+            length += piece.length;
+        }
+        let remote = ffi::fi_rma_iov { addr: order.remote_address, len: length, key: order.remote_key };
         let message = ffi::fi_msg_rma {
-            msg_iov: &raw const local,
-            desc: &raw mut descriptor,
-            iov_count: 1,
+            msg_iov: local.as_ptr(),
+            desc: descriptors.as_mut_ptr(),
+            iov_count: count,
             addr: order.peer,
             rma_iov: &raw const remote,
             rma_iov_count: 1,

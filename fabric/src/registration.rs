@@ -4,8 +4,9 @@
 //! since the registration holds it, and for remotely accessible memory the endpoint does too.
 
 use crate::{
-    FabricError, Memory,
-    raw::{Domain, Region},
+    FabricError, Memory, Pool, Span,
+    pieces::Pieces,
+    raw::{self, Domain, Region},
 };
 use libfabric_sys::flags;
 use parking_lot::Mutex;
@@ -36,6 +37,8 @@ impl Access {
 pub struct Registration {
     // Closed before the memory and the domain may go: fields drop in this order.
     region: Mutex<Option<Region>>,
+    /// What local operations name, valid while the region is open.
+    descriptor: usize,
     memory: Arc<Memory>,
     domain: Arc<Domain>,
     range: Range<usize>,
@@ -64,6 +67,7 @@ impl Registration {
         let base = if domain.info.virtual_addresses() { start.addr() as u64 } else { 0 };
         Ok(Self {
             key: region.key(),
+            descriptor: region.descriptor(),
             region: Mutex::new(Some(region)),
             memory: Arc::clone(memory),
             domain: Arc::clone(domain),
@@ -138,11 +142,6 @@ impl Registration {
         }
         Ok(())
     }
-
-    /// Runs `with` on the open region; none if it is closed.
-    pub(crate) fn with_region<R>(&self, with: impl FnOnce(&Region) -> R) -> Option<R> {
-        self.region.lock().as_ref().map(with)
-    }
 }
 
 impl fmt::Debug for Registration {
@@ -152,13 +151,48 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// Local bytes of an operation: a part of a registration with [`Access::Local`].
+/// A pool as one endpoint knows it: for local use, and only through its spans. Closed when dropped.
+#[derive(Debug, Clone)]
+pub struct PoolRegistration {
+    // Not to be given out: whoever has it could use memory that others have borrowed.
+    registration: Arc<Registration>,
+    pool: Arc<Pool>,
+}
+
+impl PoolRegistration {
+    pub(crate) fn new(domain: &Arc<Domain>, pool: &Arc<Pool>, key: u64) -> Result<Self, FabricError> {
+        let memory = pool.memory();
+        let registration = Registration::new(domain, memory, 0..memory.len(), Access::Local, key)?;
+        Ok(Self { registration: Arc::new(registration), pool: Arc::clone(pool) })
+    }
+
+    /// The bytes `range` of the span, for one operation, which holds the span until it has completed or its endpoint is closed.
+    ///
+    /// # Errors
+    /// [`FabricError::OutOfRange`], [`FabricError::WrongPool`].
+    pub fn local_span(&self, span: &Arc<Span>, range: Range<usize>) -> Result<LocalSpan, FabricError> {
+        if !Arc::ptr_eq(&self.pool, span.pool()) {
+            return Err(FabricError::WrongPool);
+        }
+        let range = span.place(&range)?;
+        Ok(LocalSpan {
+            registration: Arc::clone(&self.registration),
+            range,
+            _span: Some(Arc::clone(span)),
+            _guard: None,
+        })
+    }
+}
+
+/// Local bytes of an operation: a part of a registration with [`Access::Local`], or of a pool's span.
 ///
 /// The operation holds it until it has completed or its endpoint is closed, whatever happens to its future.
 #[derive(Clone)]
 pub struct LocalSpan {
     pub(crate) registration: Arc<Registration>,
     pub(crate) range: Range<usize>,
+    /// Keeps everybody else from its bytes.
+    _span: Option<Arc<Span>>,
     /// Only to be dropped, when the buffer is free again.
     _guard: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -173,17 +207,34 @@ impl LocalSpan {
         if registration.access != Access::Local {
             return Err(FabricError::NotLocal { found: registration.access });
         }
-        Ok(Self { registration: Arc::clone(registration), range, _guard: None })
+        Ok(Self { registration: Arc::clone(registration), range, _span: None, _guard: None })
     }
 
-    /// Also holds `guard` for as long: for instance the slot of a buffer pool, which is given back when it drops.
+    /// Also holds `guard` for as long, for instance to learn when the buffer is free.
     #[must_use]
     pub fn guarded_by(self, guard: Arc<dyn Any + Send + Sync>) -> Self {
         Self { _guard: Some(guard), ..self }
     }
 
-    pub(crate) fn start(&self) -> *mut u8 {
-        self.registration.memory.start().wrapping_add(self.registration.range.start + self.range.start)
+    pub(crate) fn held(
+        registration: &Arc<Registration>,
+        range: Range<usize>,
+        span: Option<Arc<Span>>,
+    ) -> Result<Self, FabricError> {
+        Ok(Self { _span: span, ..Self::new(registration, range)? })
+    }
+
+    /// As libfabric wants it.
+    pub(crate) fn piece(&self) -> raw::Piece {
+        let start = self.registration.memory.start().wrapping_add(self.registration.range.start + self.range.start);
+        // A local registration is not closed before it is dropped.
+        raw::Piece { start, length: self.range.len(), descriptor: self.registration.descriptor }
+    }
+}
+
+impl Pieces<LocalSpan> {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.iter().map(|piece| piece.range.len() as u64).sum()
     }
 }
 

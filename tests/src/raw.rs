@@ -96,7 +96,12 @@ pub struct Framed {
 #[must_use]
 pub fn endpoint() -> ClientEndpoint {
     let provider = Provider::detect().expect("this host has a libfabric provider");
-    ClientEndpoint::new(EndpointConfig { provider, bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None })
+    ClientEndpoint::new(EndpointConfig {
+        provider,
+        bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        port: None,
+        spin: Duration::ZERO,
+    })
 }
 
 /// The wall clock, for versions.

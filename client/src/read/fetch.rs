@@ -17,7 +17,7 @@ use quarry_wire::{
     ids::{NamespaceId, NodeId},
     key::Key,
 };
-use std::{collections::BTreeSet, ops::Range, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout_at},
@@ -230,29 +230,24 @@ async fn read_all(core: &Arc<Core>, namespace: NamespaceId, mut runs: Vec<Run>, 
 async fn read_run(core: Arc<Core>, namespace: NamespaceId, run: Run, deadline: Instant) -> Vec<Outcome> {
     let Run { target, bytes, spare, frames } = run;
     let bytes = usize::try_from(bytes).expect("at most a slot or RUN_BYTES");
-    let Ok(span) = timeout_at(deadline, core.read_arena.take(bytes)).await else {
+    let Ok(Ok(span)) = timeout_at(deadline, core.read_window.take(bytes)).await else {
         return frames.into_iter().map(|(want, _)| (want, Err(Miss::NoRoom))).collect();
     };
+    let mut span = Arc::new(span);
     let attempt = core.options.attempt_timeout;
     let patience = if spare { attempt.min(PATIENCE) } else { attempt };
     let until = deadline.min(Instant::now() + patience + transfer_time(bytes));
-    let range: Range<usize> = span.start()..span.start() + bytes;
-    if let Err(error) = core.endpoints.read(&target, &span, range, until).await {
+    if let Err(error) = core.endpoints.read(&target, &span, 0..bytes, until).await {
         let miss = Miss::Unreachable { node: target.node, last: error.to_string() };
         return frames.into_iter().map(|(want, _)| (want, Err(miss.clone()))).collect();
     }
+    let span = Arc::get_mut(&mut span).expect("the operation was the only other owner, and it is over");
+    let bytes = span.bytes();
     let check = |(want, at): (Want, u64)| {
-        let at = span.start() + usize::try_from(at).expect("inside the run");
-        let header = header_bytes(want.key.as_bytes().len());
+        let at = usize::try_from(at).expect("inside the run");
         let payload = usize::try_from(want.found.payload_bytes).expect("inside the run");
-        let copied = span
-            .memory()
-            .copy_to_vec(at, header)
-            .and_then(|head| Ok((head, span.memory().copy_to_vec(at + header, payload)?)));
-        let outcome = match copied {
-            Ok((head, payload)) => checked(namespace, &want, &head, payload),
-            Err(error) => Err(error.to_string()),
-        };
+        let (head, rest) = bytes[at..].split_at(header_bytes(want.key.as_bytes().len()));
+        let outcome = checked(namespace, &want, head, rest[..payload].to_vec());
         let outcome = match outcome {
             // Bytes of memory that was given to another are never shown: the lease is looked at last.
             Ok(_) | Err(_) if core.options.clock.boot() >= want.found.lease_end => Err(Miss::LeaseOver),

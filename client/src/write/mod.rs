@@ -11,7 +11,6 @@ pub(crate) mod slab;
 pub(crate) mod slots;
 
 use crate::{
-    arena::Span,
     core::Core,
     error::PutError,
     namespace::{PutItem, PutMode},
@@ -21,9 +20,10 @@ use crate::{
 use bytes::Bytes;
 use futures::future::join_all;
 use line::{Demand, Line, LineId};
+use quarry_fabric::Span;
 use quarry_proto::v1;
 use quarry_wire::{
-    frame::{FrameHeader, FrameKind, HEADER_BYTES_MAX, header_bytes},
+    frame::{FrameHeader, FrameKind, header_bytes},
     ids::{NamespaceId, NodeId},
     key::Key,
     version::Version,
@@ -228,15 +228,15 @@ async fn round(
 ) -> (Vec<Happened>, Option<PutError>) {
     let slot_size = line.id.slot_size as usize;
     let bytes = values.len() * slot_size;
-    let Ok(span) = timeout_at(deadline, core.write_arena.take(bytes)).await else {
-        return (Vec::new(), Some(PutError::Deadline { last: "waiting for room in the window".to_owned() }));
+    let mut span = match timeout_at(deadline, core.write_window.take(bytes)).await {
+        Ok(Ok(span)) => span,
+        Ok(Err(error)) => return (Vec::new(), Some(error.into())),
+        Err(_) => return (Vec::new(), Some(PutError::Deadline { last: "waiting for room in the window".to_owned() })),
     };
-    for (place, value) in values.iter().enumerate() {
-        if let Err(error) = build(line.id.namespace, value, &span, place * slot_size, slot_size) {
-            return (Vec::new(), Some(error.into()));
-        }
+    for (value, slot) in values.iter().zip(span.bytes().chunks_exact_mut(slot_size)) {
+        build(line.id.namespace, value, slot);
     }
-    let mut span = Some(span);
+    let mut span = Some(Arc::new(span));
     let mut happened = Vec::with_capacity(values.len());
     while happened.len() < values.len() {
         let done = happened.len();
@@ -274,14 +274,8 @@ async fn round(
     (happened, None)
 }
 
-/// Builds the frame of `value` at `at` of the span; the rest of its slot is zeroed, so that nothing of an earlier frame leaves with it.
-fn build(
-    namespace: NamespaceId,
-    value: &Value,
-    span: &Span,
-    at: usize,
-    slot_size: usize,
-) -> Result<(), quarry_fabric::FabricError> {
+/// Builds the frame of `value` in a slot; the rest of it is zeroed, so that nothing of an earlier frame leaves with it.
+fn build(namespace: NamespaceId, value: &Value, slot: &mut [u8]) {
     let header = FrameHeader {
         namespace,
         key: value.key.clone(),
@@ -290,25 +284,11 @@ fn build(
         payload_bytes: value.bytes.len() as u64,
         payload_crc: value.crc,
     };
-    let mut bytes = [0; HEADER_BYTES_MAX];
-    header.write_to(&mut bytes);
-    let start = span.start() + at;
-    let payload = start + header.bytes();
-    let end = payload + value.bytes.len();
-    span.memory().copy_in(start, &bytes[..header.bytes()])?;
-    span.memory().copy_in(payload, &value.bytes)?;
-    zero(span, end..start + slot_size)
-}
-
-fn zero(span: &Span, range: Range<usize>) -> Result<(), quarry_fabric::FabricError> {
-    const ZEROS: [u8; 4096] = [0; 4096];
-    let mut at = range.start;
-    while at < range.end {
-        let count = ZEROS.len().min(range.end - at);
-        span.memory().copy_in(at, &ZEROS[..count])?;
-        at += count;
-    }
-    Ok(())
+    let (head, rest) = slot.split_at_mut(header.bytes());
+    header.write_to(head);
+    let (payload, tail) = rest.split_at_mut(value.bytes.len());
+    payload.copy_from_slice(&value.bytes);
+    tail.fill(0);
 }
 
 fn entry(value: &Value, slot: u32) -> v1::CommitEntry {
@@ -334,7 +314,7 @@ async fn write(
 ) -> Result<Vec<NodeId>, Happened> {
     let slab: &Arc<Slab> = &reservation.slab;
     let until = deadline.min(Instant::now() + core.options.attempt_timeout + transfer_time(frames.len()));
-    let range = span.start() + frames.start..span.start() + frames.end;
+    let range = frames;
     let writes = slab.holders().into_iter().map(|holder| {
         let (target, range) = (slab.target(&holder, reservation.slots.start), range.clone());
         async move { (holder.node, post::write(core, slab, &holder, &target, span, range, until).await) }

@@ -8,7 +8,6 @@
 //! *Fresh space* holds: a write that is given up leaves its slot for good, and one that is repeated brings the same frame to the same slot.
 
 use crate::{
-    arena::Span,
     core::Core,
     endpoints::Target,
     retry::Fault,
@@ -18,7 +17,7 @@ use crate::{
         transfer_time,
     },
 };
-use quarry_fabric::OperationError;
+use quarry_fabric::{OperationError, Span};
 use quarry_proto::refusal::Refusal;
 use std::{ops::Range, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
@@ -54,7 +53,7 @@ enum Standing {
     Unknown,
 }
 
-/// Writes `range` of the span's arena to `target`, which lies at `holder`. The node is avoided for a while if it is at fault.
+/// Writes `range` of the span to `target`, which lies at `holder`. The node is avoided for a while if it is at fault.
 pub(crate) async fn write(
     core: &Core,
     slab: &Arc<Slab>,

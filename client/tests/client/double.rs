@@ -146,8 +146,12 @@ impl Drop for Double {
 }
 
 fn endpoint() -> Endpoint {
-    let config =
-        EndpointConfig { provider: Provider::detect().unwrap(), bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None };
+    let config = EndpointConfig {
+        provider: Provider::detect().unwrap(),
+        bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        port: None,
+        spin: Duration::ZERO,
+    };
     Endpoint::open(config).unwrap()
 }
 

@@ -544,7 +544,15 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) fn new() -> Self {
         let provider = Provider::detect().unwrap();
-        Self { endpoint: Endpoint::open(EndpointConfig { provider, bind: LOCALHOST, port: None }).unwrap() }
+        Self {
+            endpoint: Endpoint::open(EndpointConfig {
+                provider,
+                bind: LOCALHOST,
+                port: None,
+                spin: std::time::Duration::ZERO,
+            })
+            .unwrap(),
+        }
     }
 
     pub(crate) async fn write(&self, to: &[u8], key: u64, address: u64, bytes: &[u8]) -> Result<(), OperationError> {

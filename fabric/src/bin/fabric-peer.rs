@@ -31,8 +31,12 @@ fn main() -> Outcome<()> {
     let port = arguments.next().map(|port| port.parse()).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let memory = Memory::allocate(bytes)?;
-    let endpoint =
-        Endpoint::open(EndpointConfig { provider: Provider::detect()?, bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port })?;
+    let endpoint = Endpoint::open(EndpointConfig {
+        provider: Provider::detect()?,
+        bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        port,
+        spin: Duration::ZERO,
+    })?;
     let readable = endpoint.register(&memory, 0..bytes, Access::RemoteRead, Some(random_key()?))?;
     let writable = endpoint.register(&memory, 0..bytes, Access::RemoteWrite, Some(random_key()?))?;
     say(&format!(

@@ -7,5 +7,6 @@ mod basics;
 mod fences;
 mod many;
 mod peers;
+mod pieces;
 mod refusals;
 mod support;

@@ -28,7 +28,8 @@ pub(crate) fn soon() -> Instant {
 }
 
 pub(crate) fn config() -> EndpointConfig {
-    EndpointConfig { provider: Provider::detect().unwrap(), bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None }
+    let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    EndpointConfig { provider: Provider::detect().unwrap(), bind, port: None, spin: Duration::ZERO }
 }
 
 pub(crate) fn open() -> Endpoint {
