@@ -11,8 +11,8 @@ use crate::{
     Access, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Pieces, Pool, PoolRegistration, Provider,
     Registration, RemoteSpan, Wait,
     operation::{Op, Outcome, Pending, Permits},
-    poller::Poller,
-    raw::{self, Direction, Domain, Order, Source, Wires},
+    poller::{Poller, Watch},
+    raw::{self, Direction, Domain, Order, Source, WaitObject, Wires},
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -22,7 +22,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -40,6 +40,10 @@ const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_LONGEST: Duration = Duration::from_millis(10);
 /// Rounds of progress for one endpoint before others have their turn.
 const ROUNDS: usize = 64;
+
+/// After so many operations in a row that were spun for in vain, only one of so many is spun for.
+const VAIN_MAX: u32 = 4;
+const VAIN_PROBE: u32 = 32;
 
 // One silent peer leaves room for at least two others.
 const _: () = assert!(PEER_DEPTH_MAX * 3 <= DEPTH_MAX);
@@ -91,6 +95,13 @@ pub(crate) struct Core {
     address: FabricAddress,
     number: u64,
     spin: Duration,
+    /// Operations in a row that were spun for in vain or not at all.
+    unspun: AtomicU32,
+    /// Whether the poller watches the descriptor, for an endpoint that is watched on request. Set before it does, and taken back
+    /// before the poller looks: whoever finds it set may sleep.
+    watched: AtomicBool,
+    /// Peers may use its memory, so somebody has to look at all times.
+    serves: AtomicBool,
     poller: &'static Poller,
     pending: Pending,
     /// Memory that peers may be touching until the endpoint is closed, by its address.
@@ -127,13 +138,16 @@ impl Endpoint {
         let poller = Poller::shared()?;
         let source = Source { ip: bind, port };
         let domain = Arc::new(Domain::open(raw::discover(provider.name(), &source)?)?);
-        let wires = Wires::open(Arc::clone(&domain), &source)?;
+        let wires = Wires::open(Arc::clone(&domain), &source, WaitObject::Descriptor)?;
         let descriptor = wires.descriptor();
         let core = Arc::new(Core {
             closed: AtomicBool::new(false),
             address: wires.address()?,
             number: poller.number(),
             spin,
+            unspun: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
+            serves: AtomicBool::new(false),
             poller,
             pending: Pending::default(),
             exposed: Mutex::default(),
@@ -145,7 +159,7 @@ impl Endpoint {
             domain,
         });
         let endpoint = Self { owner: Arc::new(Owner { core: Arc::clone(&core) }) };
-        poller.add(&core, core.number, descriptor)?;
+        poller.add(&core, core.number, descriptor, core.watch())?;
         // Descriptors mean something only after the queue was asked whether one may sleep.
         core.settle();
         Ok(endpoint)
@@ -179,6 +193,9 @@ impl Endpoint {
         let registration = Registration::new(&core.domain, memory, range, access, key)?;
         if access != Access::Local {
             core.exposed.lock().entry(memory.start().addr()).or_insert_with(|| Arc::clone(memory));
+            core.serves.store(true, Ordering::SeqCst);
+            drop(gate);
+            core.have_watched();
         }
         Ok(registration)
     }
@@ -307,6 +324,7 @@ impl Drop for PeerEntry {
 }
 
 /// What became of a post.
+#[derive(PartialEq, Eq)]
 enum Posted {
     Started,
     /// No room at the provider, or no connection yet.
@@ -338,30 +356,33 @@ impl Core {
             if Instant::now() >= deadline {
                 return Err(OperationError::NotStarted);
             }
+            if self.post(&op, &order(&op), &local, room)? == Posted::Started {
+                break;
+            }
+            let room = self.room(&peer.entry, deadline).await?;
             let moved = self.moved.notified();
             tokio::pin!(moved);
-            // Listen before the post is tried: progress right after it must not be missed.
+            // Listen before the post is tried again: progress right after it must not be missed.
             moved.as_mut().enable();
-            let posted = self.post(&op, &order(&op), &local, room)?;
-            match posted {
-                Posted::Started => break,
-                Posted::Again => {
-                    // Without a connection there is nothing in flight here whose completion would wake us.
-                    let retry = Instant::now() + pause;
-                    if retry >= deadline {
-                        sleep_until(deadline).await;
-                        return Err(OperationError::NotStarted);
-                    }
-                    let _ = timeout_at(retry, moved).await;
-                    pause = (pause * 2).min(RETRY_LONGEST);
-                }
+            if self.post(&op, &order(&op), &local, room)? == Posted::Started {
+                break;
             }
+            self.have_watched();
+            // Without a connection there is nothing in flight here whose completion would wake us.
+            let retry = Instant::now() + pause;
+            if retry >= deadline {
+                sleep_until(deadline).await;
+                return Err(OperationError::NotStarted);
+            }
+            let _ = timeout_at(retry, moved).await;
+            pause = (pause * 2).min(RETRY_LONGEST);
         }
         // From here on the operation alone holds the buffer.
         drop(local);
         if spins && let Some(outcome) = self.spin(&op) {
             return outcome;
         }
+        self.have_watched();
         if let Ok(outcome) = timeout_at(deadline, Outcome(&op)).await {
             return outcome;
         }
@@ -374,16 +395,63 @@ impl Core {
         op.take().unwrap_or(Err(OperationError::Deadline))
     }
 
-    /// Looks for the end of an operation for a while.
+    /// Looks for the end of an operation for a while, unless that was in vain too often lately.
     fn spin(&self, op: &Op) -> Option<Result<(), OperationError>> {
+        if self.spin.is_zero() {
+            return None;
+        }
+        let unspun = self.unspun.fetch_add(1, Ordering::Relaxed);
+        if unspun >= VAIN_MAX && !unspun.is_multiple_of(VAIN_PROBE) {
+            return None;
+        }
         let until = Instant::now() + self.spin;
         loop {
             self.progress();
-            let outcome = op.take();
-            if outcome.is_some() || Instant::now() >= until {
-                return outcome;
+            if let Some(outcome) = op.take() {
+                self.unspun.store(0, Ordering::Relaxed);
+                return Some(outcome);
+            }
+            if Instant::now() >= until {
+                return None;
             }
             std::hint::spin_loop();
+        }
+    }
+
+    fn watch(&self) -> Watch {
+        if self.spin.is_zero() { Watch::Always } else { Watch::OnRequest }
+    }
+
+    /// Makes sure that the poller looks when there is something to do: before one sleeps.
+    fn have_watched(&self) {
+        if self.watch() == Watch::Always || self.watched.load(Ordering::SeqCst) {
+            return;
+        }
+        // A descriptor means something only after the queue was asked whether one may sleep. If there is too much to do for
+        // that, the descriptor is readable anyway.
+        self.settle();
+        self.arm();
+    }
+
+    /// What the poller does in its turn; false if others should have their turn first.
+    pub(crate) fn serve(&self) -> bool {
+        if self.watch() == Watch::Always {
+            return self.settle();
+        }
+        // Before the look: who sleeps from now on has it watched anew, or is seen below.
+        self.watched.store(false, Ordering::SeqCst);
+        let calm = self.settle();
+        if calm && (self.serves.load(Ordering::SeqCst) || self.pending.len() > 0) {
+            self.arm();
+        }
+        calm
+    }
+
+    fn arm(&self) {
+        if let Some(wires) = self.gate.read().as_ref()
+            && !self.watched.swap(true, Ordering::SeqCst)
+        {
+            self.poller.arm(self.number, wires.descriptor());
         }
     }
 
@@ -418,6 +486,12 @@ impl Core {
 
     /// Waits for room in the peer's queue, then in ours.
     async fn room(&self, peer: &PeerEntry, deadline: Instant) -> Result<Permits, OperationError> {
+        let now = |depth: &Arc<Semaphore>| Arc::clone(depth).try_acquire_owned().ok();
+        if let Some(peer) = now(&peer.depth)
+            && let Some(own) = now(&self.depth)
+        {
+            return Ok((own, peer));
+        }
         let both = async {
             let peer = Arc::clone(&peer.depth).acquire_owned().await;
             let own = Arc::clone(&self.depth).acquire_owned().await;
@@ -456,11 +530,8 @@ impl Core {
 
     /// Drives the provider once and finishes what completed.
     fn progress(&self) {
-        let mut completions = Vec::new();
-        if let Some(wires) = self.gate.read().as_ref() {
-            wires.progress(&mut completions);
-        }
-        self.pending.complete(completions);
+        let completions = self.gate.read().as_ref().map(Wires::progress);
+        self.pending.complete(completions.into_iter().flatten());
     }
 
     /// Drives the provider until its descriptor may be waited for; false if others should have their turn first.

@@ -33,6 +33,7 @@ mod poller;
 mod pool;
 mod provider;
 mod raw;
+pub mod reference;
 mod registration;
 mod signals;
 mod wait;

@@ -166,15 +166,11 @@ impl Pending {
     }
 
     /// Finishes what completed. Completions that name none of ours (the provider's own) are passed over.
-    pub(crate) fn complete(&self, completions: Vec<Completion>) {
+    pub(crate) fn complete(&self, completions: impl Iterator<Item = Completion>) {
         for Completion { context, outcome } in completions {
             let op = self.operations.lock().remove(&context);
             if let Some(op) = op {
-                op.finish(outcome.map_err(|Failure { errno, provider_errno, text }| OperationError::Failed {
-                    errno,
-                    provider_errno,
-                    text,
-                }));
+                op.finish(outcome.map_err(Failure::into_error));
             }
         }
     }

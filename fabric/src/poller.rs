@@ -1,8 +1,10 @@
 //! The thread that makes progress: one per process serves every endpoint, ours and those that peers use.
 //!
 //! Decides when an endpoint is looked at: when its descriptor says so, and all of them every [`SWEEP`], so that a wake-up that
-//! a provider forgot costs that long at most. Leaves to `endpoint.rs` what is done then. An endpoint leaves the poller before
-//! it is closed; the thread may still hold it for a moment, and finds it closed.
+//! a provider forgot costs that long at most. Leaves to `endpoint.rs` what is done then, and whether its descriptor is watched at
+//! all times ([`Watch::Always`]) or only once each time that it asks ([`Watch::OnRequest`]): a thread that spins must not share
+//! its completion with a second one that the same completion woke up. An endpoint leaves the poller before it is closed; the
+//! thread may still hold it for a moment, and finds it closed.
 
 use crate::{FabricError, endpoint::Core};
 use parking_lot::Mutex;
@@ -26,6 +28,15 @@ use tokio::time::Instant;
 const SWEEP: Duration = Duration::from_millis(100);
 /// Endpoints that one wait reports at most.
 const EVENTS: usize = 64;
+
+/// When an endpoint's descriptor is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// From `add` to `remove`.
+    Always,
+    /// From each [`Poller::arm`] to the first time that it is readable.
+    OnRequest,
+}
 
 pub(crate) struct Poller {
     epoll: OwnedFd,
@@ -58,14 +69,35 @@ impl Poller {
     }
 
     /// Begins to serve an endpoint.
-    pub(crate) fn add(&self, core: &Arc<Core>, number: u64, descriptor: RawFd) -> Result<(), FabricError> {
+    pub(crate) fn add(
+        &self,
+        core: &Arc<Core>,
+        number: u64,
+        descriptor: RawFd,
+        watch: Watch,
+    ) -> Result<(), FabricError> {
+        let flags = match watch {
+            Watch::Always => epoll::EventFlags::IN,
+            Watch::OnRequest => epoll::EventFlags::ONESHOT,
+        };
         self.endpoints.lock().insert(number, Arc::clone(core));
         // SAFETY: the queue that owns the descriptor is open: the caller holds its endpoint open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(|error| {
+        epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(number), flags).map_err(|error| {
             self.endpoints.lock().remove(&number);
             system("epoll_ctl(ADD)", &error)
         })
+    }
+
+    /// Watches the descriptor of an endpoint that was added [on request](Watch::OnRequest) until it is readable once, which it may
+    /// be already.
+    pub(crate) fn arm(&self, number: u64, descriptor: RawFd) {
+        // SAFETY: the queue that owns the descriptor is open: the caller holds its endpoint open.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        if let Err(error) = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(number), flags) {
+            tracing::error!(%error, "an endpoint's descriptor cannot be watched, it is looked at now and then only");
+        }
     }
 
     /// Stops serving an endpoint, before it is closed.
@@ -109,7 +141,7 @@ impl Poller {
                     core.close();
                 }
             }
-            restless.extend(turn.into_iter().filter(|core| !core.settle()));
+            restless.extend(turn.into_iter().filter(|core| !core.serve()));
         }
     }
 }

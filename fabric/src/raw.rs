@@ -5,7 +5,7 @@
 //! address vector, registrations, domain, fabric, information. Field order does that within one struct, `Arc`s between them.
 
 use crate::{
-    FabricAddress, FabricError, PIECES_MAX,
+    FabricAddress, FabricError, OperationError, PIECES_MAX,
     address::ADDRESS_BYTES_MAX,
     error::{errno_hint, errno_name},
 };
@@ -302,12 +302,34 @@ pub(crate) struct Completion {
     pub(crate) outcome: Result<(), Failure>,
 }
 
+/// What one look at a queue found: completions of operations that went well, or one of one that failed.
+pub(crate) struct Completions {
+    entries: std::iter::Take<std::array::IntoIter<ffi::fi_cq_entry, BATCH>>,
+    failure: Option<Completion>,
+}
+
+impl Iterator for Completions {
+    type Item = Completion;
+
+    fn next(&mut self) -> Option<Completion> {
+        let entry = self.entries.next().map(|entry| Completion { context: entry.op_context.addr(), outcome: Ok(()) });
+        entry.or_else(|| self.failure.take())
+    }
+}
+
 /// What the provider says of a failed operation.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) errno: i32,
     pub(crate) provider_errno: i32,
     pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn into_error(self) -> OperationError {
+        let Self { errno, provider_errno, text } = self;
+        OperationError::Failed { errno, provider_errno, text }
+    }
 }
 
 /// An enabled endpoint with its queue and address vector. Field order is closing order.
@@ -324,8 +346,17 @@ struct Queue {
     domain: Arc<Domain>,
 }
 
+/// How one waits for a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitObject {
+    /// By its descriptor. Also what starts libfabric's own progress thread, where it has one.
+    Descriptor,
+    /// Not at all: by looking.
+    None,
+}
+
 impl Wires {
-    pub(crate) fn open(domain: Arc<Domain>, source: &Source) -> Result<Self, FabricError> {
+    pub(crate) fn open(domain: Arc<Domain>, source: &Source, wait: WaitObject) -> Result<Self, FabricError> {
         let mut attributes = ffi::fi_av_attr { type_: ffi::FI_AV_TABLE, count: 64, ..Default::default() };
         let addresses = Handle::open("fi_av_open", |made| {
             // SAFETY: the domain is open, the attributes live across the call.
@@ -334,8 +365,10 @@ impl Wires {
         let mut attributes = ffi::fi_cq_attr {
             size: QUEUE_ENTRIES,
             format: ffi::FI_CQ_FORMAT_CONTEXT,
-            // Also what starts libfabric's own progress thread, where it has one.
-            wait_obj: ffi::FI_WAIT_FD,
+            wait_obj: match wait {
+                WaitObject::Descriptor => ffi::FI_WAIT_FD,
+                WaitObject::None => ffi::FI_WAIT_NONE,
+            },
             ..Default::default()
         };
         let queue = Handle::open("fi_cq_open", |made| {
@@ -366,6 +399,9 @@ impl Wires {
         // SAFETY: the endpoint is open and bound.
         let rc = unsafe { ffi::fi_enable(wires.endpoint.raw()) };
         check("fi_enable", rc).map_err(in_use)?;
+        if wait == WaitObject::None {
+            return Ok(wires);
+        }
         let mut descriptor: RawFd = -1;
         // SAFETY: FI_GETWAIT of a queue with FI_WAIT_FD writes one int.
         let rc = unsafe {
@@ -464,9 +500,9 @@ impl Wires {
         i32::try_from(rc).unwrap_or(-libc::EIO)
     }
 
-    /// Drives the provider and takes a batch of completions; false if there were none.
-    pub(crate) fn progress(&self, into: &mut Vec<Completion>) -> bool {
-        self.after.progress(into)
+    /// Drives the provider and takes a batch of completions.
+    pub(crate) fn progress(&self) -> Completions {
+        self.after.progress()
     }
 
     /// Whether one may wait for the descriptor; if not, there is something to do already.
@@ -481,31 +517,33 @@ impl Wires {
     pub(crate) fn close(self, late: &mut Vec<Completion>) -> Result<(), FabricError> {
         let Self { endpoint, after } = self;
         check("fi_close (endpoint)", endpoint.close())?;
-        while after.progress(late) {}
+        loop {
+            let before = late.len();
+            late.extend(after.progress());
+            if late.len() == before {
+                break;
+            }
+        }
         Ok(())
     }
 }
 
 impl Queue {
-    fn progress(&self, into: &mut Vec<Completion>) -> bool {
+    fn progress(&self) -> Completions {
         let mut entries = [ffi::fi_cq_entry::default(); BATCH];
         // SAFETY: there is room for BATCH entries of the format that the queue was opened with.
         let read = unsafe { ffi::fi_cq_read(self.queue.raw(), entries.as_mut_ptr().cast(), BATCH) };
-        if let Ok(count @ 1..) = usize::try_from(read) {
-            into.extend(
-                entries[..count].iter().map(|entry| Completion { context: entry.op_context.addr(), outcome: Ok(()) }),
-            );
-            return true;
-        }
-        read == -isize::try_from(ffi::errno::EAVAIL).expect("a small number") && self.read_failure(into)
+        let failed = read == -isize::try_from(ffi::errno::EAVAIL).expect("a small number");
+        let failure = if failed { self.read_failure() } else { None };
+        Completions { entries: entries.into_iter().take(usize::try_from(read).unwrap_or(0)), failure }
     }
 
-    fn read_failure(&self, into: &mut Vec<Completion>) -> bool {
+    fn read_failure(&self) -> Option<Completion> {
         let mut entry = ffi::fi_cq_err_entry::default();
         // SAFETY: `entry` is zeroed: it asks for no provider data.
         let read = unsafe { ffi::fi_cq_readerr(self.queue.raw(), &raw mut entry, 0) };
         if read != 1 {
-            return false;
+            return None;
         }
         let mut detail = [0; 128];
         // SAFETY: the buffer is `detail.len()` bytes; the error data is valid until the queue is read again.
@@ -523,8 +561,7 @@ impl Queue {
             provider_errno: entry.prov_errno,
             text: format!("{} ({}; {detail})", strerror(entry.err), errno_name(entry.err)),
         };
-        into.push(Completion { context: entry.op_context.addr(), outcome: Err(failure) });
-        true
+        Some(Completion { context: entry.op_context.addr(), outcome: Err(failure) })
     }
 }
 

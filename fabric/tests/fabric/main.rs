@@ -8,5 +8,6 @@ mod fences;
 mod many;
 mod peers;
 mod pieces;
+mod reference;
 mod refusals;
 mod support;

@@ -162,7 +162,8 @@ async fn operations_that_spin_and_operations_that_sleep_all_complete() {
                     let bytes = pattern(task * 1000 + round, 64 * KIB);
                     buffer.memory.copy_in(0, &bytes).unwrap();
                     // Some spin, some sleep, and sometimes nobody is left who spins.
-                    let wait = if (task + round) % 3 == 0 { Wait::spinning_until(soon()) } else { soon().into() };
+                    let wait =
+                        if (task + round).is_multiple_of(3) { Wait::spinning_until(soon()) } else { soon().into() };
                     let span: LocalSpan = buffer.whole();
                     client.write(&peer, span, target.writable.remote_span(range.clone()).unwrap(), wait).await.unwrap();
                     assert!(target.memory.copy_to_vec(range.start, 64 * KIB).unwrap() == bytes);
