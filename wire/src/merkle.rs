@@ -76,6 +76,73 @@ pub fn climb(leaf: &Hash, index: usize, count: usize, path: &[Hash]) -> Option<H
     }
 }
 
+/// The nodes of one tree that were shown to be under its root: of many leaves of a tree, each node is hashed once.
+#[derive(Clone, Debug)]
+pub struct Proven {
+    /// Where each level begins in `nodes`, the leaves first, and where the last one ends.
+    levels: Vec<usize>,
+    nodes: Vec<Hash>,
+    /// Which of them were shown; the others mean nothing.
+    known: Vec<bool>,
+    /// Nodes on the way that is climbed just now, by number.
+    way: Vec<(usize, Hash)>,
+}
+
+impl Proven {
+    /// The tree of `count` leaves (at least one) with this root, of which nothing else is known yet.
+    ///
+    /// # Panics
+    /// If there is no leaf.
+    #[must_use]
+    pub fn of(root: Hash, count: usize) -> Self {
+        assert!(count > 0, "a batch has at least one leaf");
+        let (mut levels, mut end, mut width) = (vec![0, count], count, count);
+        while width > 1 {
+            width = width.div_ceil(2);
+            end += width;
+            levels.push(end);
+        }
+        let (mut nodes, mut known) = (vec![[0; 32]; end], vec![false; end]);
+        nodes[end - 1] = root;
+        known[end - 1] = true;
+        Self { levels, nodes, known, way: Vec::new() }
+    }
+
+    /// Whether `leaf` is leaf `index` of the tree, as `path` (lowest first) shows on the way up to a node that is known.
+    #[must_use]
+    pub fn shows<'h>(&mut self, leaf: &Hash, mut index: usize, path: impl IntoIterator<Item = &'h Hash>) -> bool {
+        let Self { levels, nodes, known, way } = self;
+        if index >= levels[1] {
+            return false;
+        }
+        way.clear();
+        let (mut at, mut path) = (*leaf, path.into_iter());
+        for level in levels.windows(2) {
+            let (number, beside) = (level[0] + index, level[0] + (index ^ 1));
+            if known[number] {
+                let at_root = number + 1 == nodes.len();
+                if nodes[number] != at || at_root && path.next().is_some() {
+                    return false;
+                }
+                break;
+            }
+            way.push((number, at));
+            // An odd last node passes up unchanged.
+            if beside < level[1] {
+                let Some(hash) = path.next() else { return false };
+                way.push((beside, *hash));
+                at = if index % 2 == 0 { node(&at, hash) } else { node(hash, &at) };
+            }
+            index /= 2;
+        }
+        for (number, hash) in way.drain(..) {
+            nodes[number] = hash;
+            known[number] = true;
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +183,43 @@ mod tests {
             assert_eq!(climb(&leaves[index], index, 13, &good[1..]), None);
         }
         assert_eq!(climb(&leaves[0], 13, 13, &path(&leaves, 0)), None);
+    }
+
+    #[test]
+    fn what_was_shown_of_a_tree_helps_to_show_the_rest_and_nothing_else() {
+        for count in 1..40_u32 {
+            let leaves = leaves(count);
+            let root = root(&leaves);
+            let paths: Vec<Vec<Hash>> = (0..leaves.len()).map(|index| path(&leaves, index)).collect();
+            for first in 0..leaves.len() {
+                let mut proven = Proven::of(root, leaves.len());
+                assert!(proven.shows(&leaves[first], first, &paths[first]));
+                for (index, path) in paths.iter().enumerate() {
+                    let other = leaf(b"other");
+                    assert!(!proven.shows(&other, index, path), "{index} of {count} after {first}");
+                    assert!(!proven.shows(&leaves[index], leaves.len() + index, path));
+                    assert!(index == first || !proven.shows(&leaves[first], index, path));
+                    assert!(proven.shows(&leaves[index], index, path), "{index} of {count} after {first}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_way_that_led_elsewhere() {
+        let leaves = leaves(13);
+        let good = path(&leaves, 5);
+        for bit in 0..good.len() * 256 {
+            let mut proven = Proven::of(root(&leaves), 13);
+            let mut bad = good.clone();
+            bad[bit / 256][bit % 256 / 8] ^= 1 << (bit % 8);
+            assert!(!proven.shows(&leaves[5], 5, &bad));
+            assert_eq!(proven.known.iter().filter(|known| **known).count(), 1);
+            assert!(proven.shows(&leaves[5], 5, &good));
+        }
+        let mut proven = Proven::of(root(&leaves), 13);
+        assert!(!proven.shows(&leaves[5], 5, &good[1..]));
+        assert!(!proven.shows(&leaves[5], 5, good.iter().chain([&leaves[0]])));
     }
 
     #[test]
