@@ -42,13 +42,13 @@ pub use client::{Client, NamespaceSpec};
 pub use cluster::{Cluster, ClusterError};
 pub use error::{CallError, CloseError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
 pub use host::{Clock, Entropy, SystemClock, SystemEntropy};
-pub use namespace::{Namespace, PutItem, PutMode, Value};
+pub use namespace::{CopyStat, Listed, Namespace, Page, PutItem, PutMode, Stat, Value};
 pub use options::Options;
 pub use quarry_fabric::FabricError;
 pub use quarry_proto::refusal::Refusal;
 pub use quarry_wire::{
     grant::Class,
-    ids::{ClusterUuid, NamespaceId, NodeId, WriterId},
+    ids::{ClusterUuid, Incarnation, NamespaceId, NodeId, WriterId},
     key::{Key, KeyLengthError},
     signed::PublicKey,
     version::{HybridClock, Version},

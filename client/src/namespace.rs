@@ -1,4 +1,4 @@
-//! A namespace in use: put, get, delete.
+//! A namespace in use: put, get, probe, delete.
 //!
 //! Decides the shape of the public calls and their rules; `write/` and `read/` do the work.
 
@@ -11,7 +11,11 @@ use crate::{
 };
 use bytes::Bytes;
 use quarry_proto::v1;
-use quarry_wire::{key::Key, version::Version};
+use quarry_wire::{
+    ids::{Incarnation, NodeId},
+    key::Key,
+    version::Version,
+};
 use std::sync::Arc;
 
 /// How a put takes effect on its key.
@@ -67,6 +71,56 @@ pub struct Value {
     pub bytes: Bytes,
     /// Which write it is.
     pub version: Version,
+}
+
+/// What is known of a value without reading it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// Which write it is.
+    pub version: Version,
+    /// Its bytes.
+    pub payload_bytes: u64,
+    /// CRC-32C of its bytes.
+    pub payload_crc: u32,
+    /// Its copies, at least one; each is there by its holder's signed word.
+    pub copies: Vec<CopyStat>,
+}
+
+/// Where a copy is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyStat {
+    /// Its holder.
+    pub node: NodeId,
+    /// Which region of the holder, counted from 0.
+    pub region: u32,
+    /// The region's life: it is raised when the region's contents were lost.
+    pub incarnation: Incarnation,
+    /// Where its frame begins in the region, in bytes.
+    pub offset: u64,
+}
+
+/// An entry of a list.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    /// The key.
+    pub key: Key,
+    /// The version that was current.
+    pub version: Version,
+    /// Bytes of its value.
+    pub payload_bytes: u64,
+    /// CRC-32C of its value.
+    pub payload_crc: u32,
+    /// How many copies there are.
+    pub copies: u32,
+}
+
+/// Some keys in order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Page {
+    /// The entries, by the order of their keys' bytes.
+    pub entries: Vec<Listed>,
+    /// Where the next page begins, if there is one: behind this key.
+    pub after: Option<Key>,
 }
 
 /// A namespace of a cluster. Cloning is cheap; clones share everything, with each other and with their [`Client`](crate::Client).
@@ -148,6 +202,49 @@ impl Namespace {
     /// Reads many values. One result per key, in their order.
     pub async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Value>, GetError>> {
         Box::pin(read::get_many(self.shared.core(), self.info.id, keys, self.fresh)).await
+    }
+
+    /// Whether a key has a value. Opens no memory and is no use of the value: no lease, nothing is read.
+    ///
+    /// # Errors
+    /// See [`GetError`].
+    pub async fn exists(&self, key: impl AsRef<[u8]>) -> Result<bool, GetError> {
+        Ok(self.exists_many(&[Key::new(key)?]).await? == 1)
+    }
+
+    /// How many of `keys` have a value before the first that has none: the length of the leading run. One call per shard (and 4,096 keys),
+    /// all at once; as fresh as a [`fresh`](Self::fresh) get.
+    ///
+    /// # Errors
+    /// [`GetError::Call`] if a shard did not answer that has the next key of the run.
+    pub async fn exists_many(&self, keys: &[Key]) -> Result<usize, GetError> {
+        Ok(read::probe::leading_run(self.shared.core(), self.info.id, keys).await?)
+    }
+
+    /// What is known of a value without reading it; `None` if the key does not exist. As fresh as a [`fresh`](Self::fresh) get.
+    ///
+    /// # Errors
+    /// See [`GetError`].
+    pub async fn stat(&self, key: impl AsRef<[u8]>) -> Result<Option<Stat>, GetError> {
+        let mut results = self.stat_many(&[Key::new(key)?]).await;
+        results.pop().unwrap_or(Err(GetError::Call(CallError::Closed)))
+    }
+
+    /// The same for many keys, one call per shard. One result per key, in their order.
+    pub async fn stat_many(&self, keys: &[Key]) -> Vec<Result<Option<Stat>, GetError>> {
+        Box::pin(read::probe::stat_many(self.shared.core(), self.info.id, keys)).await
+    }
+
+    /// Up to `limit` keys (1 to 4,096; what lies outside is taken as the nearest) that begin with `prefix`, in the order of their bytes,
+    /// behind `after`. A page may hold fewer than `limit` entries though there are more: [`Page::after`] tells.
+    ///
+    /// What a page says of one shard's keys was so at one moment, not before the call began; keys of different shards (see
+    /// [`Key::shard`]) may be seen at different moments, and pages at others again.
+    ///
+    /// # Errors
+    /// [`GetError::InvalidKey`] if the prefix is longer than any key; [`GetError::Call`] if a shard does not answer.
+    pub async fn list(&self, prefix: impl AsRef<[u8]>, after: Option<&Key>, limit: usize) -> Result<Page, GetError> {
+        Box::pin(read::probe::list(self.shared.core(), self.info.id, prefix.as_ref(), after, limit)).await
     }
 
     /// Deletes a key. Answers the version that was deleted, or `None` if there was none.

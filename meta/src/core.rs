@@ -1,6 +1,6 @@
 //! What all services of a node share.
 
-use crate::{config::MetaConfig, door, hosted::Hosted, leases::Horizon, membership::Membership};
+use crate::{config::MetaConfig, door, hosted::Hosted, leases::Horizon, membership::Membership, tree::Trees};
 use parking_lot::RwLock;
 use quarry_meta_state::{Directory, Shard, directory};
 use quarry_proto::{counters::Counters, refusal::Refusal, v1};
@@ -22,11 +22,12 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// A shard and the horizon of its leases.
+/// A shard, the horizon of its leases, and the trees of its batches.
 pub(crate) struct HostedShard {
     pub(crate) id: ShardId,
     pub(crate) hosted: Arc<Hosted<Shard>>,
     pub(crate) horizon: Horizon,
+    pub(crate) trees: Trees,
 }
 
 /// One node's groups, and what it knows beside them.

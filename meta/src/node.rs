@@ -11,6 +11,7 @@ use crate::{
     machine::{Replicated, StateMachine},
     membership::Membership,
     service::Service,
+    tree::Trees,
 };
 use futures::future::{join_all, select_all};
 use quarry_meta_state::{Directory, Shard, shard::Settings};
@@ -96,7 +97,7 @@ impl MetaNode {
             let state = Shard::new(id, Settings::new(FIRST_GENERATION, config.shards));
             let hosted = start_group(&host, GroupId(id.0), state, &mut work).await?;
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
-            shards.push(HostedShard { id, hosted, horizon: Horizon::default() });
+            shards.push(HostedShard { id, hosted, horizon: Horizon::default(), trees: Trees::default() });
         }
         work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         let membership = Arc::new(Membership::new(config.node_silence, Instant::now()));

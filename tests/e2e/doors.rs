@@ -238,6 +238,8 @@ async fn a_message_of_another_kind_is_refused_by_every_method_and_the_servers_li
         "/quarry.v1.Control/Seal",
         "/quarry.v1.Control/Delete",
         "/quarry.v1.Control/Resolve",
+        "/quarry.v1.Control/Exists",
+        "/quarry.v1.Control/List",
         "/quarry.v1.Registry/RegisterRegion",
         "/quarry.v1.Registry/RecordRegion",
         "/quarry.v1.Registry/Heartbeat",

@@ -114,6 +114,8 @@ passed_on! {
     publish: v1::PublishRequest => v1::PublishReply;
     seal: v1::SealRequest => v1::SealReply;
     delete: v1::DeleteRequest => v1::DeleteReply;
+    exists: v1::ExistsRequest => v1::ExistsReply;
+    list: v1::ListRequest => v1::ListReply;
 }
 
 fn flip(bytes: &bytes::Bytes, at: usize) -> bytes::Bytes {

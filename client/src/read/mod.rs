@@ -4,6 +4,8 @@
 
 pub(crate) mod cache;
 pub(crate) mod fetch;
+pub(crate) mod probe;
+mod proof;
 pub(crate) mod resolve;
 
 use crate::{core::Core, error::GetError, namespace::Value};
@@ -103,8 +105,8 @@ async fn look_up(
     known: &mut BTreeMap<usize, Arc<Found>>,
     results: &mut [Option<Got>],
 ) {
-    let asked: Vec<Key> = missing.iter().map(|index| keys[*index].clone()).collect();
-    let resolved = resolve::resolve(core, namespace, &asked, deadline).await;
+    let asked = missing.iter().map(|index| &keys[*index]);
+    let resolved = resolve::resolve(core, namespace, asked, core.options.lease, deadline).await;
     let now = core.options.clock.boot();
     let mut cache = core.cache.lock();
     for (index, resolved) in missing.iter().zip(resolved) {

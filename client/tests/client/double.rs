@@ -74,6 +74,8 @@ pub(crate) struct Faults {
     pub(crate) forge_batches: bool,
     /// No call is answered.
     pub(crate) silent: bool,
+    /// Probes answer less than was asked.
+    pub(crate) short_answers: bool,
     /// Grants live so long instead of what was asked.
     pub(crate) ttl: Option<Duration>,
 }
@@ -529,6 +531,42 @@ impl World {
         Ok(reply)
     }
 
+    fn exists(&self, asked: &v1::ExistsRequest) -> Result<v1::ExistsReply, Refusal> {
+        let state = self.state.lock();
+        let mut present = vec![0; asked.keys.len().div_ceil(8)];
+        for (index, key) in asked.keys.iter().enumerate() {
+            let there = state.keys.contains_key(&(asked.namespace, convert::key(key)?));
+            present[index / 8] |= u8::from(there) << (index % 8);
+        }
+        if self.faults.lock().short_answers {
+            present.pop();
+        }
+        Ok(v1::ExistsReply { present: present.into(), applied_ms: state.now_ms })
+    }
+
+    fn list(&self, asked: &v1::ListRequest) -> v1::ListReply {
+        let state = self.state.lock();
+        let of_shard = |key: &Key| key.shard(NamespaceId(asked.namespace), 2).0 == asked.shard;
+        let mut found = state.keys.iter().filter(|((namespace, key), _)| {
+            let bytes = key.as_bytes();
+            *namespace == asked.namespace
+                && of_shard(key)
+                && bytes.starts_with(&asked.prefix)
+                && bytes > &asked.after[..]
+        });
+        let listed = |((_, key), stored): (&(u32, Key), &Stored)| v1::Listed {
+            key: key.as_bytes().to_vec().into(),
+            version: Some(stored.version.into()),
+            payload_bytes: stored.entry.payload_bytes,
+            payload_crc: stored.entry.payload_crc,
+            copies: u32::try_from(stored.copies.len()).unwrap(),
+        };
+        let short = self.faults.lock().short_answers;
+        let limit = if short { 0 } else { asked.limit as usize };
+        let entries: Vec<v1::Listed> = found.by_ref().take(limit).map(listed).collect();
+        v1::ListReply { entries, more: found.next().is_some(), applied_ms: state.now_ms }
+    }
+
     fn delete(&self, asked: &v1::DeleteRequest) -> Result<v1::DeleteReply, Refusal> {
         if let Some(refusal) = self.faults.lock().refuse_deletes.pop_front() {
             return Err(refusal);
@@ -650,6 +688,16 @@ impl Control for MetaServer {
     async fn resolve(&self, request: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
         self.leads(request.get_ref().shard).await?;
         Ok(Response::new(self.world.resolve(request.get_ref())?))
+    }
+
+    async fn exists(&self, request: Request<v1::ExistsRequest>) -> Result<Response<v1::ExistsReply>, Status> {
+        self.leads(request.get_ref().shard).await?;
+        Ok(Response::new(self.world.exists(request.get_ref())?))
+    }
+
+    async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListReply>, Status> {
+        self.leads(request.get_ref().shard).await?;
+        Ok(Response::new(self.world.list(request.get_ref())))
     }
 }
 

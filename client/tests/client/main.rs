@@ -7,6 +7,7 @@ mod damage;
 mod double;
 mod endings;
 mod faults;
+mod probes;
 
 use double::Double;
 use quarry_client::{Client, Namespace, NamespaceSpec, Options};

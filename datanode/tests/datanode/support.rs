@@ -297,6 +297,12 @@ impl Control for Serves {
     async fn resolve(&self, _: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
         Err(Status::unimplemented("not of this double"))
     }
+    async fn exists(&self, _: Request<v1::ExistsRequest>) -> Result<Response<v1::ExistsReply>, Status> {
+        Err(Status::unimplemented("not of this double"))
+    }
+    async fn list(&self, _: Request<v1::ListRequest>) -> Result<Response<v1::ListReply>, Status> {
+        Err(Status::unimplemented("not of this double"))
+    }
 }
 
 #[tonic::async_trait]

@@ -1,6 +1,6 @@
-//! Control: namespaces, grants, seals and deletes; publish and resolve stand in their own files.
+//! Control: namespaces, grants, seals and deletes; publish, resolve and probes stand in their own files.
 
-use super::{REPLAN_PAUSE, Service, publish, request_id, resolve, strange, unsigned};
+use super::{REPLAN_PAUSE, Service, probe, publish, request_id, resolve, strange, unsigned};
 use crate::{
     core::{Core, HostedShard, namespace, not_made},
     door,
@@ -71,6 +71,16 @@ impl Control for Service {
     async fn resolve(&self, request: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
         self.call(resolve::resolve(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn exists(&self, request: Request<v1::ExistsRequest>) -> Result<Response<v1::ExistsReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(probe::exists(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(probe::list(self.core(), request.into_inner(), deadline)).await
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod admin;
 mod control;
+mod probe;
 mod publish;
 mod registry;
 mod resolve;

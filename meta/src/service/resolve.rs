@@ -7,7 +7,7 @@ use super::control::{key_of_shard, known_namespace};
 use crate::{
     core::{Core, millis_u32},
     door, leases,
-    tree::Tree,
+    tree::{Tree, Trees},
 };
 use quarry_meta_state::{
     Shard,
@@ -18,11 +18,11 @@ use quarry_wire::{
     ids::{NamespaceId, ShardId},
     key::Key,
     limits::KEYS_PER_CALL_MAX,
-    merkle::Hash,
     units::LogTime,
 };
 use std::{
     collections::{HashMap, hash_map::Entry},
+    sync::Arc,
     time::Duration,
 };
 use tokio::time::Instant;
@@ -43,7 +43,7 @@ pub(super) async fn resolve(
     }
     core.made()?;
     let mut reply = if asked.stale {
-        shard.hosted.read(|state| answer(state, namespace, &keys))
+        shard.hosted.read(|state| answer(state, &shard.trees, namespace, &keys))
     } else {
         shard.hosted.leads()?;
         core.catch_up(shard, asked.seen, deadline).await?;
@@ -53,7 +53,7 @@ pub(super) async fn resolve(
         }
         let give = |state: &Shard, running: LogTime| v1::ResolveReply {
             lease_ms: millis_u32(leases::lease(wanted, state.horizon(), running)),
-            ..answer(state, namespace, &keys)
+            ..answer(state, &shard.trees, namespace, &keys)
         };
         shard.hosted.read_linearized(deadline, give).await?
     };
@@ -65,9 +65,9 @@ pub(super) async fn resolve(
     Ok(reply)
 }
 
-fn answer(state: &Shard, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveReply {
-    let (batches, hashes) = (HashMap::new(), HashMap::new());
-    let mut answer = Answer { state, batches, hashes, bytes: Vec::new(), reply: v1::ResolveReply::default() };
+fn answer(state: &Shard, trees: &Trees, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveReply {
+    let reply = v1::ResolveReply { items: Vec::with_capacity(keys.len()), ..Default::default() };
+    let mut answer = Answer { state, trees, batches: HashMap::new(), hashes: 0, bytes: Vec::new(), reply };
     for key in keys {
         let item = answer.item(namespace, key);
         answer.reply.items.push(item);
@@ -80,13 +80,21 @@ fn answer(state: &Shard, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveRep
 
 struct Answer<'a> {
     state: &'a Shard,
-    /// Index in the reply, and the tree, of each batch at one holder.
-    batches: HashMap<BatchRef, (u32, Tree)>,
-    /// Index in the reply of each hash.
-    hashes: HashMap<Hash, u32>,
-    /// The hashes of the reply.
+    trees: &'a Trees,
+    batches: HashMap<BatchRef, Shared>,
+    /// How many hashes the reply holds, and their bytes.
+    hashes: u32,
     bytes: Vec<u8>,
     reply: v1::ResolveReply,
+}
+
+/// A batch that the reply tells of.
+struct Shared {
+    /// Its place in the reply.
+    index: u32,
+    tree: Arc<Tree>,
+    /// The place in the reply of each node of the tree that it holds.
+    sent: Vec<Option<u32>>,
 }
 
 impl Answer<'_> {
@@ -104,10 +112,10 @@ impl Answer<'_> {
     }
 
     fn copy(&mut self, copy: &ResolvedCopy) -> Option<v1::Copy> {
-        let batch = self.state.batch(copy.batch)?;
-        let (index, tree) = match self.batches.entry(copy.batch) {
+        let shared = match self.batches.entry(copy.batch) {
             Entry::Occupied(held) => held.into_mut(),
             Entry::Vacant(place) => {
+                let batch = self.state.batch(copy.batch)?;
                 let index = u32::try_from(self.reply.batches.len()).ok()?;
                 self.reply.batches.push(v1::ResolvedBatch {
                     signed: batch.signed().encode().into(),
@@ -118,17 +126,24 @@ impl Answer<'_> {
                     base: copy.base.0,
                     slot_size: copy.slot_size.0,
                 });
-                place.insert((index, Tree::over(batch.leaves.to_vec())))
+                let tree = self.trees.of(copy.batch, batch.leaves, &batch.signed().statement.root);
+                let sent = vec![None; tree.len()];
+                place.insert(Shared { index, tree, sent })
             }
         };
-        let mut path = Vec::new();
-        for hash in tree.path(copy.leaf as usize) {
-            let next = u32::try_from(self.hashes.len()).ok()?;
-            path.push(*self.hashes.entry(hash).or_insert_with(|| {
-                self.bytes.extend_from_slice(&hash);
-                next
-            }));
-        }
-        Some(v1::Copy { batch: *index, leaf: copy.leaf, slot: copy.slot.0, path, journaled: false })
+        let path = shared.tree.path(copy.leaf as usize).map(|number| {
+            *shared.sent[number].get_or_insert_with(|| {
+                self.bytes.extend_from_slice(shared.tree.node(number));
+                self.hashes += 1;
+                self.hashes - 1
+            })
+        });
+        Some(v1::Copy {
+            batch: shared.index,
+            leaf: copy.leaf,
+            slot: copy.slot.0,
+            path: path.collect(),
+            journaled: false,
+        })
     }
 }

@@ -58,6 +58,30 @@ async fn a_published_value_is_resolved_with_proof_until_it_is_deleted() {
     let long = resolve(&cluster, &writer.resolve(&keys, 60_000)).await;
     assert!(long.lease_ms <= 5_000 && long.lease_ms > 0, "found {}", long.lease_ms);
 
+    let keys = keys.iter().map(|key| key.as_bytes().to_vec().into()).collect();
+    let exists = v1::ExistsRequest { shard: 1, namespace: writer.namespace.0, keys, seen: None };
+    let reply = cluster.ask(async |node: &Node| node.control().exists(exists.clone()).await).await.unwrap();
+    assert_eq!(reply.present[..], [0b1101]);
+    let ask = async |prefix: &[u8], after: &[u8], limit| {
+        let (prefix, after) = (prefix.to_vec().into(), after.to_vec().into());
+        let asked = v1::ListRequest { shard: 1, namespace: writer.namespace.0, prefix, after, limit, seen: None };
+        cluster.ask(async |node: &Node| node.control().list(asked.clone()).await).await
+    };
+    let names = |reply: &v1::ListReply| {
+        let names = reply.entries.iter().map(|it| String::from_utf8(it.key.to_vec()).unwrap());
+        (names.collect::<Vec<_>>().join(" "), reply.more)
+    };
+    let page = ask(b"key-", b"key-0", 2).await.unwrap();
+    assert_eq!(names(&page), ("key-1 key-2".to_owned(), true));
+    let entry = &page.entries[0];
+    assert_eq!((entry.payload_bytes, entry.payload_crc, entry.copies), (1000, 43, 2));
+    assert_eq!(names(&ask(b"", b"key-2", 2).await.unwrap()), ("key-3 key-4".to_owned(), false));
+    assert_eq!(names(&ask(b"no", b"", 2).await.unwrap()), (String::new(), false));
+    assert!(matches!(ask(b"", b"", 0).await, Err(Refusal::Malformed(it)) if it.field == "limit"));
+    assert!(matches!(ask(b"", b"", 4097).await, Err(Refusal::Malformed(it)) if it.field == "limit"));
+    assert!(matches!(ask(&[1; 513], b"", 1).await, Err(Refusal::TooLarge(it)) if (it.limit, it.found) == (512, 513)));
+    assert!(matches!(ask(b"", &[1; 513], 1).await, Err(Refusal::Malformed(it)) if it.field == "key"));
+
     let item = |key: &str, expected| v1::DeleteItem { key: key.as_bytes().to_vec().into(), expected };
     let other = v1::Version { clock: 1, writer: vec![0; 16].into() };
     let delete = v1::DeleteRequest {

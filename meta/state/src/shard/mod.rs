@@ -50,7 +50,7 @@ use quarry_wire::{
     limits::{HORIZON_AHEAD, OUTCOME_KEPT, QUARANTINE},
     units::LogTime,
 };
-pub use read::{Resolved, ResolvedCopy, SignedBatch};
+pub use read::{Listed, Resolved, ResolvedCopy, SignedBatch};
 use serde::{Deserialize, Serialize};
 use space::Extent;
 pub use space::{Space, SpaceOf};

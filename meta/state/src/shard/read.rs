@@ -63,6 +63,21 @@ pub struct ResolvedCopy {
     pub leaf: u32,
 }
 
+/// A key with a value, as it stands in a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listed<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// Its version.
+    pub version: Version,
+    /// Bytes of payload.
+    pub payload_bytes: u64,
+    /// CRC-32C of the payload.
+    pub payload_crc: u32,
+    /// How many copies there are.
+    pub copies: usize,
+}
+
 impl Resolved {
     /// What the holder of `copy` said of it.
     #[must_use]
@@ -165,14 +180,14 @@ impl Shard {
         Some(Descriptor { attestation: resolved.attestation(copy), leaf: copy.leaf, path })
     }
 
-    /// Up to `limit` keys of `namespace` that begin with `prefix`, in order, after `after`.
-    pub fn list(
-        &self,
-        namespace: NamespaceId,
-        prefix: &[u8],
-        after: Option<&Key>,
-        limit: usize,
-    ) -> impl Iterator<Item = (&Key, Version)> {
+    /// Whether `key` has a value.
+    #[must_use]
+    pub fn has(&self, namespace: NamespaceId, key: &Key) -> bool {
+        self.values.contains_key(&(namespace, key.clone()))
+    }
+
+    /// The keys of `namespace` that begin with `prefix`, in order, after `after`. A range of an ordered map: what is not taken costs nothing.
+    pub fn list(&self, namespace: NamespaceId, prefix: &[u8], after: Option<&Key>) -> impl Iterator<Item = Listed<'_>> {
         // No prefix is longer than a key; none at all begins at the least key.
         let least = if prefix.is_empty() { Key::new([0]) } else { Key::new(prefix) }.ok();
         let lower = match (least, after) {
@@ -185,9 +200,18 @@ impl Shard {
             .flat_map(|lower| self.values.range((lower, Bound::Unbounded)))
             .take_while(move |((of, key), _)| *of == namespace && key.as_bytes().starts_with(prefix))
             .filter_map(|((_, key), value)| {
-                Some((key, self.slabs.get(&value.grant)?.records.get(&value.slot)?.version))
+                let slab = self.slabs.get(&value.grant)?;
+                let record = slab.records.get(&value.slot)?;
+                let resident =
+                    |slots: &&Vec<Slot>| matches!(slots.get(value.slot.0 as usize), Some(Slot::Committed { .. }));
+                Some(Listed {
+                    key,
+                    version: record.version,
+                    payload_bytes: record.payload_bytes,
+                    payload_crc: record.payload_crc,
+                    copies: slab.slots.iter().filter(resident).count(),
+                })
             })
-            .take(limit)
     }
 
     /// How many keys have a value.

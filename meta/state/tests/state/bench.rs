@@ -214,7 +214,7 @@ impl Bench {
     }
     /// Nothing more comes: no request, no message. Removes every key, then only lets time pass. Everything must be free again.
     pub(crate) fn drain(&mut self) {
-        let keys: Vec<_> = self.shard.list(SPACE, b"", None, usize::MAX).map(|(key, _)| key.clone()).collect();
+        let keys: Vec<_> = self.shard.list(SPACE, b"", None).map(|listed| listed.key.clone()).collect();
         let request = self.request();
         let keys = keys.into_iter().map(|key| DeleteKey { key, expected: None }).collect();
         self.apply(ShardCommand::Delete { request, namespace: SPACE, keys });

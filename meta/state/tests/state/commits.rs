@@ -399,7 +399,7 @@ fn keys_are_listed_in_order_by_prefix_after_a_key_and_up_to_a_limit() {
     }
     let list = |prefix: &[u8], after: Option<&str>, limit| {
         let after = after.map(key);
-        let found = bench.shard.list(SPACE, prefix, after.as_ref(), limit).map(|(key, _)| key.to_string());
+        let found = bench.shard.list(SPACE, prefix, after.as_ref()).take(limit).map(|listed| listed.key.to_string());
         found.collect::<Vec<_>>()
     };
     assert_eq!(list(b"", None, 9), ["a", "a/1", "a/2", "a/3", "b"]);
@@ -407,5 +407,8 @@ fn keys_are_listed_in_order_by_prefix_after_a_key_and_up_to_a_limit() {
     assert_eq!(list(b"a/", Some("a/2"), 9), ["a/3"]);
     assert_eq!(list(b"a/", Some("b"), 9), Vec::<String>::new());
     assert_eq!(list(&[b'a'; 600], None, 9), Vec::<String>::new());
+    let listed = bench.shard.list(SPACE, b"a/", None).next().unwrap();
+    assert_eq!((Some(listed.version), listed.payload_bytes, listed.copies), (bench.current("a/1"), 5, 1));
+    assert!(bench.shard.has(SPACE, &key("a/1")) && !bench.shard.has(SPACE, &key("a/4")));
     assert_eq!(writer(1), grant.writer);
 }
