@@ -131,7 +131,7 @@ impl Proven {
             if beside < level[1] {
                 let Some(hash) = path.next() else { return false };
                 way.push((beside, *hash));
-                at = if index % 2 == 0 { node(&at, hash) } else { node(hash, &at) };
+                at = if index.is_multiple_of(2) { node(&at, hash) } else { node(hash, &at) };
             }
             index /= 2;
         }
