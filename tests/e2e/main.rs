@@ -10,6 +10,7 @@ mod commands;
 mod commits;
 mod doors;
 mod drops;
+mod library;
 mod namespaces;
 mod operators;
 mod values;

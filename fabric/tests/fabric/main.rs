@@ -5,6 +5,7 @@
 
 mod basics;
 mod fences;
+mod library;
 mod many;
 mod peers;
 mod pieces;

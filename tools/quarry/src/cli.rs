@@ -1,6 +1,6 @@
 //! The command line: names, flags and what they default to. Decides nothing about clusters.
 
-use crate::size;
+use crate::{bench::BenchArgs, size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use quarry::build::VERSION;
 use std::path::PathBuf;
@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Get(GetArgs),
     /// Delete keys.
     Rm(RmArgs),
+    /// Measure a cluster of this machine's own, against what the machine gives.
+    Bench(BenchArgs),
     /// Start a cluster, show that it works, also without its leader and without a data node, and stop it.
     Demo(DemoArgs),
     /// The reading half of the demo, in a process of its own.

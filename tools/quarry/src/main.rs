@@ -1,5 +1,6 @@
 //! The quarry command: one binary for the daemons, a local cluster, single values and the demo.
 
+mod bench;
 mod cli;
 mod demo;
 mod exit;
@@ -49,6 +50,7 @@ async fn run(command: Command) -> Result<(), Failure> {
         Command::Put(args) => values::put(args).await,
         Command::Get(args) => values::get(args).await,
         Command::Rm(args) => values::rm(args).await,
+        Command::Bench(args) => bench::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
         Command::DemoVerify(args) => demo::verify::run(&args).await,
     }

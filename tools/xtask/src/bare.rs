@@ -4,6 +4,7 @@
 //! `tools/demo` there. The Rust toolchain and cargo's downloads are those of this machine, bound in read-only or copied over: what is tried is
 //! whether `tools/setup` installs everything else. Runs in a mount namespace of its own (`unshare`), so that nothing stays mounted.
 
+use crate::execute::{ExecuteError, execute};
 use clap::Args;
 use std::{
     fs, io,
@@ -30,10 +31,8 @@ pub(crate) struct BareArgs {
 /// Why it did not work.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BareError {
-    #[error("{what} cannot be run: {source}; install it")]
-    Missing { what: String, source: io::Error },
-    #[error("{what} failed: {status}")]
-    Failed { what: String, status: std::process::ExitStatus },
+    #[error(transparent)]
+    Execute(#[from] ExecuteError),
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error("{name} is not set and HOME is not either: say where it is")]
@@ -112,10 +111,4 @@ fn home(name: &'static str, below: &str) -> Result<PathBuf, BareError> {
     }
     let home = std::env::var_os("HOME").ok_or(BareError::Home { name })?;
     Ok(PathBuf::from(home).join(below))
-}
-
-fn execute(what: &str, command: &mut Command) -> Result<(), BareError> {
-    let what = || what.to_owned();
-    let status = command.status().map_err(|source| BareError::Missing { what: what(), source })?;
-    if status.success() { Ok(()) } else { Err(BareError::Failed { what: what(), status }) }
 }

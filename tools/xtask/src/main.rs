@@ -1,7 +1,10 @@
-//! Chores of the repository: `cargo xtask arrows`, `cargo xtask bare`.
+//! Chores of the repository: `cargo xtask arrows`, `cargo xtask bare`, `cargo xtask libfabric`, `cargo xtask peers`.
 
 mod arrows;
 mod bare;
+mod execute;
+mod libfabric;
+mod peers;
 
 use clap::{Parser, Subcommand};
 use std::{path::PathBuf, process::ExitCode};
@@ -20,6 +23,10 @@ enum Command {
     Arrows,
     /// Set up, test and run the demo from a clean clone in a bare Debian 12 root. Needs root, mmdebstrap and a Debian mirror.
     Bare(bare::BareArgs),
+    /// Run the tests that move bytes on another libfabric: a pinned wheel's 2.5. Needs python3 with pip, and PyPI.
+    Libfabric(libfabric::LibfabricArgs),
+    /// Measure Quarry and other stores one after the other. Needs python3 with venv and pip, PyPI, and redis-server.
+    Peers(peers::PeersArgs),
 }
 
 #[expect(clippy::print_stdout, reason = "a command answers its user")]
@@ -27,6 +34,8 @@ fn main() -> ExitCode {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let result = root.canonicalize().map_err(Into::into).and_then(|root| match Cli::parse().command {
         Command::Arrows => arrows::check(&root).map_err(Into::into),
+        Command::Libfabric(args) => libfabric::run(&root, &args).map_err(Into::into),
+        Command::Peers(args) => peers::run(&root, &args).map_err(Into::into),
         Command::Bare(args) => bare::run(&root, &args).map_err(Into::into),
     });
     let result: Result<String, Box<dyn std::error::Error>> = result;

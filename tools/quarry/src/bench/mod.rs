@@ -1,0 +1,161 @@
+//! `quarry bench`: what Quarry gives on this machine, against what the machine gives.
+//!
+//! Each bench starts a cluster of real processes of this binary in a folder for temporary files, measures, and removes all of it. Decides what is
+//! measured and how it is said; the figures' meaning is explained in docs/performance.md. Keeps two rules: both sides of a ratio alternate in one
+//! run, and a row that was not measured is an error, never a number.
+
+mod calls;
+mod error;
+mod machine;
+mod measure;
+mod redis;
+mod report;
+mod small;
+mod stage;
+mod values;
+
+use crate::{cli::Format, exit::Failure, serve::End};
+use clap::{Args, ValueEnum};
+use error::BenchError;
+use machine::Machine;
+use measure::Pace;
+use quarry::stdout::line;
+use report::{Report, Row};
+use std::{path::PathBuf, time::Duration};
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    /// Batches of small values, against Redis on this host.
+    Small,
+    /// The calls by which other stores are measured.
+    Calls,
+    /// Everything.
+    All,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    #[arg(value_enum)]
+    which: Which,
+    /// Only cases whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Counted time of each side of a case.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+    /// Folder below which the cluster is made: its file system is what the meta nodes sync to. By default the one for temporary files.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Output.
+    #[arg(long, short, value_enum, default_value_t)]
+    output: Format,
+    /// As a table in Markdown, whatever the output.
+    #[arg(long)]
+    markdown: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("expected seconds above 0, at most 600, such as 0.5 or 2, found {text:?}");
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    if seconds > 0.0 && seconds <= 600.0 { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
+}
+
+pub(crate) async fn run(args: &BenchArgs) -> Result<(), Failure> {
+    let mut end = End::new()?;
+    // Interrupted or failed, the processes end and the folder goes with what owns them.
+    let report = tokio::select! {
+        report = Box::pin(measure(args)) => report?,
+        () = end.wait() => return Err(Failure::error("interrupted")),
+    };
+    match args.output {
+        _ if args.markdown => line(report.markdown())?,
+        Format::Json => line(serde_json::to_string(&report).map_err(Failure::error)?)?,
+        Format::Text => line(report.shown())?,
+    }
+    Ok(())
+}
+
+async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
+    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let machine = Machine::here(&dir)?;
+    eprintln!("{machine}");
+    let mut session = Session {
+        dir,
+        pace: Pace { side: args.seconds },
+        filter: args.filter.clone(),
+        known: Vec::new(),
+        rows: Vec::new(),
+    };
+    let wanted = |which| args.which == which || args.which == Which::All;
+    if wanted(Which::Small) {
+        small::run(&mut session).await?;
+    }
+    if wanted(Which::Calls) {
+        calls::run(&mut session).await?;
+    }
+    if session.rows.is_empty() {
+        let known = session.known.join(", ");
+        return Err(BenchError::NoCase { filter: session.filter.unwrap_or_default(), known });
+    }
+    Ok(Report { machine, rows: session.rows })
+}
+
+/// One run of the command: what is wanted, and the rows so far.
+#[derive(Debug)]
+struct Session {
+    /// Where clusters are made.
+    dir: PathBuf,
+    pace: Pace,
+    filter: Option<String>,
+    /// Every case that was asked about.
+    known: Vec<String>,
+    rows: Vec<Row>,
+}
+
+impl Session {
+    /// Whether a case is to be measured.
+    fn wants(&mut self, case: &str) -> bool {
+        self.known.push(case.to_owned());
+        self.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
+    }
+
+    /// Whether any of these is to be measured: a cluster that nobody needs is not started.
+    fn wants_any(&mut self, cases: &[String]) -> bool {
+        // All are asked about, so that all are known.
+        cases.iter().fold(false, |any, case| self.wants(case) || any)
+    }
+
+    /// Takes a row; says it to whoever waits.
+    fn push(&mut self, row: Row) {
+        eprintln!("{}", row.sentence());
+        self.rows.push(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_above_zero_and_may_have_a_fraction() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["0", "-1", "601", "x", "NaN", "inf", ""] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_filter_chooses_by_part_of_the_name_and_all_cases_are_known() {
+        let mut session = Session {
+            dir: PathBuf::new(),
+            pace: Pace { side: Duration::from_secs(1) },
+            filter: Some("get".to_owned()),
+            known: Vec::new(),
+            rows: Vec::new(),
+        };
+        assert!(session.wants("get/4KiB") && !session.wants("put/4KiB"));
+        assert!(session.wants_any(&["get/1MiB".to_owned(), "put/1MiB".to_owned()]));
+        assert_eq!(session.known, ["get/4KiB", "put/4KiB", "get/1MiB", "put/1MiB"]);
+    }
+}
