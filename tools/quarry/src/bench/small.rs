@@ -274,5 +274,5 @@ mod tests {
     }
 
     // A batch takes one value of each run of so many neighbours, and a slab holds no more than such a run.
-    const _: () = assert!(SMALL_SLAB_BYTES as usize / SIZE <= SHUFFLED_VALUES / SLABS);
+    const _: () = assert!(SMALL_SLAB_BYTES / SIZE as u64 <= (SHUFFLED_VALUES / SLABS) as u64);
 }
