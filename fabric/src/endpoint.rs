@@ -395,9 +395,10 @@ impl Core {
         op.take().unwrap_or(Err(OperationError::Deadline))
     }
 
-    /// Looks for the end of an operation for a while, unless that was in vain too often lately.
+    /// Looks for the end of an operation for a while, unless that was in vain too often lately. With others in flight the poller
+    /// is awake anyway, and two who look get in each other's way.
     fn spin(&self, op: &Op) -> Option<Result<(), OperationError>> {
-        if self.spin.is_zero() {
+        if self.spin.is_zero() || self.pending.len() > 1 {
             return None;
         }
         let unspun = self.unspun.fetch_add(1, Ordering::Relaxed);

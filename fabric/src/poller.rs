@@ -114,6 +114,7 @@ impl Poller {
         let mut events = [MaybeUninit::uninit(); EVENTS];
         // Endpoints that had more to do than one turn allows.
         let mut restless: Vec<Arc<Core>> = Vec::new();
+        let mut turn: Vec<Arc<Core>> = Vec::new();
         let mut next_sweep = Instant::now() + SWEEP;
         loop {
             let wait =
@@ -128,7 +129,7 @@ impl Poller {
                     std::process::abort();
                 }
             };
-            let mut turn = std::mem::take(&mut restless);
+            turn.append(&mut restless);
             {
                 let endpoints = self.endpoints.lock();
                 turn.extend(ready.iter().filter_map(|event| endpoints.get(&event.data.u64()).cloned()));
@@ -136,12 +137,13 @@ impl Poller {
             let now = Instant::now();
             if now >= next_sweep {
                 next_sweep = now + SWEEP;
-                turn = self.endpoints.lock().values().cloned().collect();
+                turn.clear();
+                turn.extend(self.endpoints.lock().values().cloned());
                 for core in turn.iter().filter(|core| core.overdue(now)) {
                     core.close();
                 }
             }
-            restless.extend(turn.into_iter().filter(|core| !core.serve()));
+            restless.extend(turn.drain(..).filter(|core| !core.serve()));
         }
     }
 }

@@ -21,7 +21,8 @@ impl Wait {
     /// little more than those.
     ///
     /// The task's thread does nothing else meanwhile: use it for an operation that is awaited alone, not for several that are
-    /// joined (the first would spin before the second is posted). Of several, the last to be posted may spin.
+    /// joined (the first would spin before the second is posted). With others in flight on the same endpoint it sleeps at once,
+    /// and mostly so where spinning was in vain lately.
     #[must_use]
     pub fn spinning_until(deadline: Instant) -> Self {
         Self { deadline, spins: true }
