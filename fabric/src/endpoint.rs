@@ -97,8 +97,8 @@ pub(crate) struct Core {
     spin: Duration,
     /// Operations in a row that were spun for in vain or not at all.
     unspun: AtomicU32,
-    /// Whether the poller watches the descriptor, for an endpoint that is watched on request. Set before it does, and taken back
-    /// before the poller looks: whoever finds it set may sleep.
+    /// Whether the poller watches the descriptor or is looking, for an endpoint that is watched on request. Taken back before the
+    /// poller asks whether anybody sleeps: whoever finds it set may do so.
     watched: AtomicBool,
     /// Peers may use its memory, so somebody has to look at all times.
     serves: AtomicBool,
@@ -439,13 +439,17 @@ impl Core {
         if self.watch() == Watch::Always {
             return self.settle();
         }
-        // Before the look: who sleeps from now on has it watched anew, or is seen below.
-        self.watched.store(false, Ordering::SeqCst);
+        // Who sleeps meanwhile leaves the looking to us, and does not get in our way.
         let calm = self.settle();
-        if calm && (self.serves.load(Ordering::SeqCst) || self.pending.len() > 0) {
+        if !calm {
+            return false;
+        }
+        // Before we ask who sleeps: whoever comes later has it watched anew.
+        self.watched.store(false, Ordering::SeqCst);
+        if self.serves.load(Ordering::SeqCst) || self.pending.len() > 0 {
             self.arm();
         }
-        calm
+        true
     }
 
     fn arm(&self) {
