@@ -1,19 +1,27 @@
-//! The version check of each call: the header `quarry-protocol`, set by every client and checked by every server.
+//! The version check of each call: the header `quarry-protocol`, set by every client and checked by every server. Calls also carry on the
+//! request id in whose scope they are made.
 
-use crate::{refusal::Refusal, v1};
+use crate::{
+    call_id::{self, CallId},
+    refusal::Refusal,
+    v1,
+};
 use quarry_wire::limits::{PROTOCOL_MAX, PROTOCOL_MIN};
 use tonic::{Request, Status, metadata::MetadataValue, service::Interceptor};
 
 /// Name of the header.
 pub const HEADER: &str = "quarry-protocol";
 
-/// Adds the version to every call of a client.
+/// Adds the version and the request id to every call of a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Announce;
 
 impl Interceptor for Announce {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         request.metadata_mut().insert(HEADER, MetadataValue::from(PROTOCOL_MAX));
+        if let Some(id) = CallId::current() {
+            request.metadata_mut().insert(call_id::HEADER, id.header());
+        }
         Ok(request)
     }
 }

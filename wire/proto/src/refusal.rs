@@ -29,6 +29,46 @@ impl Kind {
         }
     }
 
+    /// Its name, as metrics tell it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NotLeader(_) => "not_leader",
+            Self::Indeterminate(_) => "indeterminate",
+            Self::UnsupportedProtocol(_) => "unsupported_protocol",
+            Self::WrongCluster(_) => "wrong_cluster",
+            Self::StaleGeneration(_) => "stale_generation",
+            Self::NotReady(_) => "not_ready",
+            Self::NoSpace(_) => "no_space",
+            Self::UnknownNamespace(_) => "unknown_namespace",
+            Self::NamespaceExists(_) => "namespace_exists",
+            Self::Malformed(_) => "malformed",
+            Self::UnknownGrant(_) => "unknown_grant",
+            Self::ArmRefused(_) => "arm_refused",
+            Self::TooLarge(_) => "too_large",
+            Self::StaleRequest(_) => "stale_request",
+            Self::Untrusted(_) => "untrusted",
+            Self::StaleIncarnation(_) => "stale_incarnation",
+            Self::AlreadyBootstrapped(_) => "already_bootstrapped",
+            Self::TooManyRequests(_) => "too_many_requests",
+            Self::VersionAhead(_) => "version_ahead",
+            Self::WrongShard(_) => "wrong_shard",
+            Self::TooFewNodes(_) => "too_few_nodes",
+        }
+    }
+
+    /// What there is too little of, without what stands behind it in brackets; empty for refusals that are about something else.
+    #[must_use]
+    pub fn resource(&self) -> &str {
+        let resource = match self {
+            Self::NoSpace(it) => &it.resource,
+            Self::TooManyRequests(it) => &it.resource,
+            Self::TooFewNodes(_) => "data nodes",
+            _ => "",
+        };
+        resource.split(" (").next().unwrap_or_default()
+    }
+
     /// The status that carries it.
     #[must_use]
     pub fn into_status(self) -> Status {
@@ -167,5 +207,12 @@ mod tests {
         assert_eq!(status.code(), Code::InvalidArgument);
         assert_eq!(Kind::from_status(&status), Some(refusal));
         assert_eq!(Kind::from_status(&Status::unavailable("no route")), None);
+    }
+
+    #[test]
+    fn the_resource_is_told_without_its_details() {
+        let resource = "memory (4096 bytes in one piece)".to_owned();
+        assert_eq!(Kind::NoSpace(v1::NoSpace { resource, ..Default::default() }).resource(), "memory");
+        assert_eq!(Kind::malformed("a", "b", "c").resource(), "");
     }
 }
