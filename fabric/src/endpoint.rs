@@ -10,6 +10,7 @@
 use crate::{
     Access, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Pieces, Pool, PoolRegistration, Provider,
     Registration, RemoteSpan, Wait,
+    metrics::Meters,
     operation::{Op, Outcome, Pending, Permits},
     poller::{Poller, Watch},
     raw::{self, Direction, Domain, Order, Source, WaitObject, Wires},
@@ -110,6 +111,7 @@ pub(crate) struct Core {
     /// Told when the endpoint made progress, for those whose post found no room.
     moved: Notify,
     next_local_key: AtomicU64,
+    meters: Meters,
 }
 
 /// A peer that an endpoint can reach; forgotten when the last clone and the last operation to it are gone.
@@ -155,10 +157,12 @@ impl Endpoint {
             depth: Arc::new(Semaphore::new((domain.info.transmit_depth() * 3 / 4).clamp(1, DEPTH_MAX))),
             moved: Notify::new(),
             next_local_key: AtomicU64::new(1),
+            meters: Meters::new(),
             gate: RwLock::new(Some(wires)),
             domain,
         });
         let endpoint = Self { owner: Arc::new(Owner { core: Arc::clone(&core) }) };
+        core.meters.opened.increment(1);
         poller.add(&core, core.number, descriptor, core.watch())?;
         // Descriptors mean something only after the queue was asked whether one may sleep.
         core.settle();
@@ -391,7 +395,7 @@ impl Core {
             return outcome;
         }
         tracing::warn!(peer = %peer.entry.address, "an operation did not complete by its deadline, closing its endpoint");
-        self.close();
+        self.close_overdue();
         op.take().unwrap_or(Err(OperationError::Deadline))
     }
 
@@ -500,7 +504,7 @@ impl Core {
         let both = async {
             let peer = Arc::clone(&peer.depth).acquire_owned().await;
             let own = Arc::clone(&self.depth).acquire_owned().await;
-            own.and_then(|own| Ok((own, peer?))).map_err(|_| OperationError::Closed)
+            own.and_then(|own| Ok((own, peer?, self.meters.begin()))).map_err(|_| OperationError::Closed)
         };
         timeout_at(deadline, both).await.unwrap_or(Err(OperationError::NotStarted))
     }
@@ -559,12 +563,21 @@ impl Core {
         self.pending.overdue(now)
     }
 
+    /// Closes the endpoint because an operation is past its deadline.
+    pub(crate) fn close_overdue(&self) {
+        if !self.closed.load(Ordering::Acquire) {
+            self.meters.closed_by_deadline.increment(1);
+        }
+        self.close();
+    }
+
     pub(crate) fn close(&self) {
         let mut late = Vec::new();
         {
             let mut gate = self.gate.write();
             let Some(wires) = gate.take() else { return };
             self.closed.store(true, Ordering::Release);
+            self.meters.closed.increment(1);
             self.poller.remove(self.number, wires.descriptor());
             if let Err(error) = wires.close(&mut late) {
                 tracing::error!(%error, address = %self.address, "an endpoint cannot be closed, so its fence cannot be kept: aborting");

@@ -6,6 +6,7 @@
 use crate::{
     LocalSpan, OperationError, Pieces,
     endpoint::PeerEntry,
+    metrics::InFlight,
     raw::{Completion, Failure},
 };
 use libfabric_sys::fi_context2;
@@ -24,8 +25,8 @@ use std::{
 };
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
-/// Room in the queues: the endpoint's and the peer's.
-pub(crate) type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+/// Room in the queues, the endpoint's and the peer's, and the mark of being under way.
+pub(crate) type Permits = (OwnedSemaphorePermit, OwnedSemaphorePermit, InFlight);
 
 /// An operation; its address is its name at libfabric.
 pub(crate) struct Op {

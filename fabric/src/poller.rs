@@ -140,7 +140,7 @@ impl Poller {
                 turn.clear();
                 turn.extend(self.endpoints.lock().values().cloned());
                 for core in turn.iter().filter(|core| core.overdue(now)) {
-                    core.close();
+                    core.close_overdue();
                 }
             }
             restless.extend(turn.drain(..).filter(|core| !core.serve()));

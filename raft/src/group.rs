@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::error::{LeaderHint, ProposeError, RaftError, ReadError};
 use crate::ids::{GroupId, LogIndex, RaftNodeId, Term};
 use crate::machine::{MAX_COMMAND_BYTES, Machine};
+use crate::metrics::{self, GroupMeters};
 use crate::reads::Rounds;
 use crate::replica::{Cell, Replica};
 use crate::status::GroupStatus;
@@ -70,6 +71,7 @@ struct Inner<M: Machine> {
     /// Changes of members are made one after the other: two at once may leave a joint membership behind.
     changes: tokio::sync::Mutex<()>,
     propose_deadline: Duration,
+    meters: Arc<GroupMeters>,
 }
 
 impl<M: Machine> Group<M> {
@@ -86,18 +88,25 @@ impl<M: Machine> Group<M> {
         let first = GroupStatus::new(id, &metrics.borrow_watched(), &cell, fault.borrow().as_deref());
         let (publish, status) = watch::channel(first);
         let watched = Arc::clone(&cell);
+        let meters = Arc::new(GroupMeters::new(id));
+        let counting = Arc::clone(&meters);
         tokio::spawn(async move {
             while metrics.changed().await.is_ok() && !publish.is_closed() {
                 let now = GroupStatus::new(id, &metrics.borrow_watched(), &watched, fault.borrow().as_deref());
                 publish.send_if_modified(|before| {
                     let changed = *before != now;
+                    if now.leader.is_some() && (now.leader != before.leader || now.term != before.term) {
+                        counting.leader_changes.increment(1);
+                    }
                     *before = now;
                     changed
                 });
             }
         });
         let (rounds, changes) = (Rounds::default(), tokio::sync::Mutex::new(()));
-        Self { inner: Arc::new(Inner { id, node, raft, cell, store, status, rounds, changes, propose_deadline }) }
+        Self {
+            inner: Arc::new(Inner { id, node, raft, cell, store, status, rounds, changes, propose_deadline, meters }),
+        }
     }
 
     /// The group's name.
@@ -150,6 +159,24 @@ impl<M: Machine> Group<M> {
     }
 
     async fn write(&self, command: Bytes, term: Option<Term>) -> Result<Applied<M::Outcome>, ProposeError> {
+        let written = self.write_uncounted(command, term).await;
+        self.count([&written]);
+        written
+    }
+
+    fn count<'a>(&self, results: impl IntoIterator<Item = &'a Result<Applied<M::Outcome>, ProposeError>>)
+    where
+        M::Outcome: 'a,
+    {
+        for result in results {
+            self.inner.meters.proposals.increment(1);
+            if result.is_err() {
+                self.inner.meters.proposals_failed.increment(1);
+            }
+        }
+    }
+
+    async fn write_uncounted(&self, command: Bytes, term: Option<Term>) -> Result<Applied<M::Outcome>, ProposeError> {
         let command = self.admit(command)?;
         let limit = self.inner.propose_deadline;
         let (responder, answer) = ProgressResponder::complete_only();
@@ -199,6 +226,7 @@ impl<M: Machine> Group<M> {
         };
         let missing = count - results.len();
         results.extend(vec_of(missing, &rest));
+        self.count(&results);
         results
     }
 
@@ -261,6 +289,11 @@ impl<M: Machine> Group<M> {
         let fault = self.inner.store.committer().failed();
         let metrics = self.inner.raft.metrics();
         GroupStatus::new(self.inner.id, &metrics.borrow_watched(), &self.inner.cell, fault.as_deref())
+    }
+
+    /// Sets the gauges that tell where the group stands on this node. The application calls it before it shows its metrics.
+    pub fn record_metrics(&self) {
+        metrics::stand(&self.status());
     }
 
     /// On a leader, the other members that have answered it within this time.

@@ -14,8 +14,10 @@ use std::time::Duration;
 use openraft::storage::IOFlushed;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::ids::GroupId;
+use crate::metrics;
 use crate::types::Types;
 
 /// What nobody waits for (the committed index, a purge) is made durable with the next round, or after this long.
@@ -97,6 +99,7 @@ impl Committer {
 }
 
 fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<String>>) {
+    let fsyncs = metrics::fsyncs();
     let mut unsynced = false;
     let mut purges: Vec<(GroupId, u64)> = Vec::new();
     loop {
@@ -123,7 +126,10 @@ fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<
         }
         if fault.borrow().is_none() && (!waiting.is_empty() || stop || (idle && unsynced && purges.is_empty())) {
             unsynced = false;
-            if let Err(error) = disk.make_durable() {
+            let began = Instant::now();
+            let durable = disk.make_durable();
+            fsyncs.record(began.elapsed());
+            if let Err(error) = durable {
                 tracing::error!(%error, "the log cannot be made durable: this node stops serving its groups");
                 fault.send_replace(Some(format!("the log cannot be made durable: {error}")));
             }

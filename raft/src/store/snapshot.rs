@@ -24,11 +24,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::disk;
 use super::keys::SnapshotRecord;
 use crate::ids::GroupId;
 use crate::machine::SnapshotWriter;
+use crate::metrics;
 use crate::types::{LogId, SnapshotMeta, StoredMembership, term_of};
 
 const MAGIC: &[u8; 8] = b"QRYSNAP\n";
@@ -196,6 +198,7 @@ impl Snapshots {
         members: &StoredMembership,
         state: Box<dyn SnapshotWriter>,
     ) -> io::Result<SnapshotFile> {
+        let began = Instant::now();
         let record = postcard::to_stdvec(&SnapshotRecord::new(last, members)).map_err(io::Error::other)?;
         let record_bytes = u32::try_from(record.len()).map_err(io::Error::other)?;
         let aside = self.aside();
@@ -215,7 +218,9 @@ impl Snapshots {
         drop(out);
         (&file).write_all(&digest.finalize())?;
         file.sync_all()?;
-        self.adopt(SnapshotFile::open(&aside, self.group)?)
+        let written = self.adopt(SnapshotFile::open(&aside, self.group)?)?;
+        metrics::snapshot_written(self.group, written.length(), began.elapsed());
+        Ok(written)
     }
 
     /// Makes a complete snapshot the current one: under its own name, durably.
