@@ -78,6 +78,7 @@ pub(crate) async fn commit(
     deadline: Instant,
 ) -> Result<v1::CommitReply, Refusal> {
     let grant = convert::grant_id(request.grant)?;
+    tracing::Span::current().record("shard", grant.shard.0);
     let writer = convert::writer_id(&request.writer)?;
     let holders: BTreeSet<NodeId> = request.written.iter().map(|node| NodeId(*node)).collect();
     if holders.is_empty() || holders.len() > COPIES_MAX {

@@ -52,6 +52,8 @@ pub struct DataNodeConfig {
     pub heartbeat: Duration,
     /// Lanes open at once; beyond that writers share.
     pub lanes_max: usize,
+    /// `host:port` where this process shows its metrics, to be told by `NodeStatus`; none if it does not.
+    pub admin_address: Option<String>,
 }
 
 impl DataNodeConfig {

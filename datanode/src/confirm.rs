@@ -93,7 +93,9 @@ pub(crate) fn confirm(
     } else {
         node.membership.sign(AttestationBatch::of(node.id, &leaves)).encode().into()
     };
-    Ok(Verdict { attested, refused })
+    let verdict = Verdict { attested, refused };
+    node.meters.confirmed(entries.len(), &verdict);
+    Ok(verdict)
 }
 
 /// Checks one entry against its slot.

@@ -35,7 +35,7 @@ struct Life {
     incarnation: Incarnation,
     /// The reader domain: it has the read key alone, and no lane has it.
     reader: Endpoint,
-    _readable: Registration,
+    readable: Registration,
     record: Option<Signed<RegionRecord>>,
     /// The feed number at which the directory has the record; what it said before that is about earlier lives.
     recorded: Option<FeedNumber>,
@@ -80,7 +80,7 @@ impl Holdings {
             })?,
         };
         self.claims.begin(index, incarnation, length as u64);
-        region.life = Some(Life { incarnation, reader, _readable: readable, record: None, recorded: None });
+        region.life = Some(Life { incarnation, reader, readable, record: None, recorded: None });
         Ok(record)
     }
 
@@ -191,6 +191,12 @@ impl Holdings {
             length,
         })?;
         region.memory.copy_out(offset, into)
+    }
+
+    /// Bytes that peers can read, and bytes that peers can write; ranges that overlap count each time.
+    pub(crate) fn registered_bytes(&self) -> (u64, u64) {
+        let lives = self.regions.values().filter_map(|region| region.life.as_ref());
+        (lives.map(|life| life.readable.len() as u64).sum(), self.lanes.registered_bytes())
     }
 
     pub(crate) fn open_lanes(&self) -> usize {

@@ -79,6 +79,11 @@ impl Lanes {
         Ok(region)
     }
 
+    /// Bytes of all write regions.
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        self.open.values().flat_map(|lane| lane.writes.values()).map(|write| write.len() as u64).sum()
+    }
+
     /// The write region that was opened for `grant`.
     pub(crate) fn lent(&self, lane: LaneId, grant: GrantId) -> Option<WriteRegion> {
         let on = self.open.get(&lane)?;

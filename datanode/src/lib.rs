@@ -26,10 +26,14 @@ mod holdings;
 mod lanes;
 mod membership;
 mod metas;
+mod metrics;
 mod node;
+mod probe;
 mod regions;
 mod service;
 
 pub use config::DataNodeConfig;
 pub use error::DataNodeError;
+pub use metrics::describe_metrics;
 pub use node::DataNode;
+pub use probe::DataProbe;

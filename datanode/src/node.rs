@@ -9,6 +9,8 @@ use crate::{
     holdings::Holdings,
     membership::Membership,
     metas::{Channels, Metas},
+    metrics::Meters,
+    probe::DataProbe,
     regions, service,
 };
 use bytes::Bytes;
@@ -60,6 +62,8 @@ pub(crate) struct Node {
     pub(crate) peers: Channels,
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
+    pub(crate) meters: Meters,
+    pub(crate) admin_address: Option<String>,
     pub(crate) regions: Vec<RegionSeat>,
     /// Set once: no grant is armed any more.
     pub(crate) draining: AtomicBool,
@@ -216,6 +220,8 @@ impl DataNode {
             peers: Channels::default(),
             clock: Clock::start(),
             counters: Counters::default(),
+            meters: Meters::new(),
+            admin_address: config.admin_address,
             regions,
             draining: AtomicBool::new(false),
             standing: watch::Sender::new(Standing::default()),
@@ -245,6 +251,12 @@ impl DataNode {
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.node.id
+    }
+
+    /// A handle for asking how the node is.
+    #[must_use]
+    pub fn probe(&self) -> DataProbe {
+        DataProbe::new(Arc::clone(&self.node))
     }
 
     /// Waits until the directory has a record of every region.

@@ -2,7 +2,7 @@
 
 use crate::{
     claims::{ArmRefusal, ConfirmRefusal},
-    commit, confirm,
+    commit, confirm, entropy,
     holdings::ArmError,
     node::Node,
 };
@@ -10,6 +10,7 @@ use quarry_proto::{
     convert,
     protocol::Check,
     refusal::Refusal,
+    telemetry::Telemetry,
     v1::{
         self,
         arm_refused::Reason,
@@ -55,6 +56,7 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, drain: Cancell
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let server = Server::builder()
+        .layer(Telemetry::new(entropy::key()))
         .layer(node.counters.clone())
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
@@ -103,6 +105,7 @@ impl DataNode for Service {
         }
         let writer = convert::writer_id(&request.writer)?;
         let signed = convert::signed::<Grant>(&request.grant)?;
+        tracing::Span::current().record("shard", signed.statement.id.shard.0);
         let grant = self.node.verify(signed, deadline).await.map_err(|error| untrusted(&error))?;
         if grant.class == Class::Durable {
             let expected = "cache (durable namespaces need the journal, which this node does not have)";
@@ -121,8 +124,11 @@ impl DataNode for Service {
 
     async fn commit(&self, request: Request<v1::CommitRequest>) -> Result<Response<v1::CommitReply>, Status> {
         let deadline = deadline(request.metadata());
-        let reply = commit::commit(Arc::clone(&self.node), request.into_inner(), deadline).await?;
-        Ok(Response::new(reply))
+        let request = request.into_inner();
+        let entries = request.entries.len();
+        let reply = commit::commit(Arc::clone(&self.node), request, deadline).await;
+        self.node.meters.committed(entries, reply.is_ok());
+        Ok(Response::new(reply?))
     }
 
     async fn confirm(&self, request: Request<v1::ConfirmRequest>) -> Result<Response<v1::ConfirmReply>, Status> {
@@ -146,19 +152,25 @@ impl DataNode for Service {
     }
 
     async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
-        let holdings = self.node.holdings.lock();
-        let regions = holdings.lives().into_iter();
-        Ok(Response::new(v1::NodeStatusReply {
-            node: self.node.id.0,
-            build: env!("CARGO_PKG_VERSION").to_owned(),
-            regions: regions
-                .map(|(region, life)| v1::RegionLife { region: Some(region.into()), incarnation: Some(life.into()) })
-                .collect(),
-            lanes: holdings.open_lanes() as u64,
-            claims_open: holdings.open_claims() as u64,
-            counters: self.node.counters.read(),
-            records: holdings.records().into_iter().map(Into::into).collect(),
-        }))
+        Ok(Response::new(status(&self.node)))
+    }
+}
+
+/// What the node says of itself.
+pub(crate) fn status(node: &Node) -> v1::NodeStatusReply {
+    let holdings = node.holdings.lock();
+    let regions = holdings.lives().into_iter();
+    v1::NodeStatusReply {
+        node: node.id.0,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        regions: regions
+            .map(|(region, life)| v1::RegionLife { region: Some(region.into()), incarnation: Some(life.into()) })
+            .collect(),
+        lanes: holdings.open_lanes() as u64,
+        claims_open: holdings.open_claims() as u64,
+        counters: node.counters.read(),
+        records: holdings.records().into_iter().map(Into::into).collect(),
+        admin_address: node.admin_address.clone().unwrap_or_default(),
     }
 }
 

@@ -48,6 +48,8 @@ pub struct MetaConfig {
     pub drain: Duration,
     /// The wall clock.
     pub wall: WallClock,
+    /// `host:port` where this process shows its metrics, to be told by `Status`; none if it does not.
+    pub admin_address: Option<String>,
 }
 
 impl MetaConfig {
@@ -78,6 +80,7 @@ impl MetaConfig {
             call_deadline: Duration::from_secs(10),
             drain: Duration::from_secs(10),
             wall: WallClock::system(),
+            admin_address: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What all services of a node share.
 
 use crate::{config::MetaConfig, door, hosted::Hosted, leases::Horizon, membership::Membership, tree::Trees};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{Directory, Shard, directory};
 use quarry_proto::{counters::Counters, refusal::Refusal, v1};
 use quarry_raft::Host;
@@ -40,6 +40,8 @@ pub(crate) struct Core {
     pub(crate) membership: Arc<Membership>,
     pub(crate) counters: Counters,
     pub(crate) gate: Gate,
+    /// Whether every group was served when that was last looked at; if not, why.
+    pub(crate) served: Mutex<Result<(), String>>,
     keyring: RwLock<Option<(FeedNumber, Arc<Keyring>)>>,
 }
 
@@ -52,12 +54,14 @@ impl Core {
         membership: Arc<Membership>,
     ) -> Self {
         let (counters, gate, keyring) = (Counters::default(), Gate::default(), RwLock::new(None));
-        Self { config, host, directory, shards, membership, counters, gate, keyring }
+        let served = Mutex::new(Err("the groups were not looked at yet".to_owned()));
+        Self { config, host, directory, shards, membership, counters, gate, served, keyring }
     }
 
     /// The shard with this number.
     pub(crate) fn shard(&self, id: ShardId) -> Result<&HostedShard, Refusal> {
         let index = id.0.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+        tracing::Span::current().record("shard", id.0);
         index
             .and_then(|index| self.shards.get(index))
             .ok_or_else(|| Refusal::malformed("shard", format_args!("1 to {}", self.shards.len()), id.0))

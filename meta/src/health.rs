@@ -37,12 +37,15 @@ pub(crate) async fn report(core: Arc<Core>, health: HealthReporter) {
             health.set_service_status(group_name(group), status(*serves)).await;
         }
         health.set_service_status("", status(groups.iter().all(|serves| *serves))).await;
+        let missing = (0..).zip(&groups).find(|(_, serves)| !**serves);
+        *core.served.lock() = missing.map_or(Ok(()), |(group, _): (u32, _)| Err(not_served(&core, group)));
         sleep(PERIOD).await;
     }
 }
 
 /// Says of everything that it is not served any more.
 pub(crate) async fn close(core: &Core, health: &HealthReporter) {
+    *core.served.lock() = Err("the node drains".to_owned());
     health.set_service_status("", ServingStatus::NotServing).await;
     for group in 0..=core.config.shards {
         health.set_service_status(group_name(group), ServingStatus::NotServing).await;
@@ -56,6 +59,14 @@ fn group_name(group: u32) -> String {
 
 const fn status(serves: bool) -> ServingStatus {
     if serves { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn not_served(core: &Core, group: u32) -> String {
+    if core.directory.group.is_initialized() {
+        format!("nobody is known to lead group {group} now")
+    } else {
+        "this node belongs to no cluster yet: bootstrap it".to_owned()
+    }
 }
 
 /// Who this node takes for the leader of a group.

@@ -10,6 +10,7 @@ use crate::{
     leases::Horizon,
     machine::{Replicated, StateMachine},
     membership::Membership,
+    probe::MetaProbe,
     service::Service,
     tree::Trees,
 };
@@ -17,6 +18,7 @@ use futures::future::{join_all, select_all};
 use quarry_meta_state::{Directory, Shard, shard::Settings};
 use quarry_proto::{
     protocol::Check,
+    telemetry::Telemetry,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
 use quarry_raft::{GroupId, Host, HostConfig, RaftNodeId, Role, Timing};
@@ -110,6 +112,7 @@ impl MetaNode {
         let stop = CancellationToken::new();
         let service = Service::new(Arc::clone(&core));
         let router = Server::builder()
+            .layer(Telemetry::new(core.config.wall.now_ms() << 20))
             .layer(core.counters.clone())
             .max_concurrent_streams(STREAMS_PER_CONNECTION)
             .http2_keepalive_interval(Some(KEEPALIVE))
@@ -145,6 +148,12 @@ impl MetaNode {
     #[must_use]
     pub fn advertised(&self) -> &str {
         &self.advertised
+    }
+
+    /// A handle for asking how the node is.
+    #[must_use]
+    pub fn probe(&self) -> MetaProbe {
+        MetaProbe::new(Arc::clone(&self.core))
     }
 
     /// Waits until this node has failed for good and says why: its disk did, which ends all its groups, or the log of one cannot be applied.

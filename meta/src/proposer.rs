@@ -6,8 +6,10 @@
 use crate::{
     door,
     machine::{Replicated, StateMachine},
+    metrics,
     timekeeper::Timekeeper,
 };
+use ::metrics::Histogram;
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use quarry_meta_state::Entry;
@@ -95,6 +97,7 @@ impl<S: Replicated> Proposer<S> {
             wishes: VecDeque::new(),
             planning: false,
             on_their_way: FuturesUnordered::new(),
+            sizes: metrics::proposal_commands(group.id()),
         };
         (Self { asks, group }, driver.run())
     }
@@ -137,6 +140,8 @@ struct Driver<S: Replicated> {
     /// Whether such an entry is on its way.
     planning: bool,
     on_their_way: FuturesUnordered<BoxFuture<'static, Arrived>>,
+    /// How many commands shared each entry.
+    sizes: Histogram,
 }
 
 impl<S: Replicated> Driver<S> {
@@ -261,6 +266,7 @@ impl<S: Replicated> Driver<S> {
     }
 
     fn send_off(&mut self, term: Term, at: LogTime, entry: Vec<Ready<S>>, planned: bool) {
+        self.sizes.record(u32::try_from(entry.len()).unwrap_or(u32::MAX));
         let (mut commands, mut answers) = (Vec::with_capacity(entry.len()), Vec::with_capacity(entry.len()));
         for ready in entry {
             commands.push(ready.command);

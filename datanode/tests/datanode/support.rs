@@ -399,6 +399,7 @@ pub(crate) fn config(double: &Double, id: NodeId, folder: &std::path::Path) -> D
         provider: None,
         heartbeat: Duration::from_millis(20),
         lanes_max: 256,
+        admin_address: None,
     }
 }
 

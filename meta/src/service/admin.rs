@@ -230,7 +230,8 @@ async fn wait_for_leader<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) -
     }
 }
 
-fn status(core: &Core) -> v1::StatusReply {
+/// What this node knows.
+pub(crate) fn status(core: &Core) -> v1::StatusReply {
     let now = Instant::now();
     let (made, generation, data_nodes) = core.directory.read(|directory| {
         let data_nodes = directory.nodes().filter_map(|node| data_node(directory, node.id)).map(|info| {
@@ -259,6 +260,7 @@ fn status(core: &Core) -> v1::StatusReply {
         data_nodes,
         counters: core.counters.read(),
         space: core.shards.iter().flat_map(|shard| shard.hosted.read(space)).collect(),
+        admin_address: core.config.admin_address.clone().unwrap_or_default(),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{
     core::{Core, HostedShard, namespace, not_made},
     door,
     grants::{self, GrantWish, request_refused},
+    metrics,
 };
 use futures::future::join_all;
 use quarry_meta_state::{
@@ -175,6 +176,7 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
         }
     };
     let signed = sign(core, grant);
+    metrics::granted(shard.id);
     Ok(v1::GrantReply { grant: signed.into(), applied_ms, changes: core.changes(asked.seen) })
 }
 

@@ -8,6 +8,8 @@ mod publish;
 mod registry;
 mod resolve;
 
+pub(crate) use admin::status;
+
 use crate::{core::Core, door};
 use quarry_meta_state::RequestId;
 use quarry_proto::{convert::required, refusal::Refusal, v1};

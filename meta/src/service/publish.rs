@@ -7,7 +7,7 @@
 use super::{control::key_of_shard, strange};
 use crate::{
     core::{Core, HostedShard},
-    door,
+    door, metrics,
 };
 use quarry_meta_state::{
     Directory,
@@ -66,7 +66,8 @@ pub(super) async fn publish(
     let done = shard.hosted.propose(ShardCommand::Publish(publish), deadline).await?;
     match done.outcome {
         ShardOutcome::Publish(outcomes) if outcomes.len() == count => {
-            let outcomes = outcomes.into_iter().map(message).collect();
+            let outcomes: Vec<_> = outcomes.into_iter().map(message).collect();
+            metrics::committed(shard.id, &outcomes);
             Ok(v1::PublishReply { outcomes, applied_ms: done.at.0 })
         }
         other => Err(strange(&other)),

@@ -1,0 +1,128 @@
+//! What a meta node counts and measures beside its calls and its consensus.
+//!
+//! Space is told by the shard's leader alone, so that sums over all nodes are right; a node that leads no more tells zeros.
+
+use crate::core::HostedShard;
+use ::metrics::{Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use quarry_meta_state::{Shard, shard::Space};
+use quarry_proto::{telemetry::outcome_name, v1};
+use quarry_raft::GroupId;
+use quarry_wire::ids::ShardId;
+use std::{collections::BTreeMap, time::Duration};
+
+const PROPOSAL_COMMANDS: &str = "quarry_meta_proposal_commands";
+const GRANTS: &str = "quarry_meta_grants_total";
+const COMMITS: &str = "quarry_meta_commits_total";
+const SPACE_BYTES: &str = "quarry_meta_space_bytes";
+const SLOTS: &str = "quarry_meta_slots";
+const GRANTS_LIVE: &str = "quarry_meta_grants_live";
+const KEYS: &str = "quarry_meta_keys";
+const HORIZON: &str = "quarry_meta_lease_horizon_seconds";
+const DATA_NODES: &str = "quarry_meta_data_nodes";
+
+/// Says what the metrics of this crate mean, to the recorder that is installed.
+pub fn describe_metrics() {
+    describe_histogram!(PROPOSAL_COMMANDS, Unit::Count, "Commands of callers that shared one entry of the log.");
+    describe_counter!(
+        GRANTS,
+        Unit::Count,
+        "Grants that this node signed as the shard's leader, repeated ones included."
+    );
+    describe_counter!(
+        COMMITS,
+        Unit::Count,
+        "Entries of commits that this node answered as the shard's leader, by outcome."
+    );
+    describe_gauge!(
+        SPACE_BYTES,
+        Unit::Bytes,
+        "Memory lent to the shard by state: free, granted, committed, quarantined. Told by the shard's leader, 0 elsewhere."
+    );
+    describe_gauge!(
+        SLOTS,
+        Unit::Count,
+        "Slots of the shard by state: granted, committed. Told by the shard's leader, 0 elsewhere."
+    );
+    describe_gauge!(
+        GRANTS_LIVE,
+        Unit::Count,
+        "Grants that are open or sealed. Told by the shard's leader, 0 elsewhere."
+    );
+    describe_gauge!(KEYS, Unit::Count, "Keys of the shard that have a value. Told by the shard's leader, 0 elsewhere.");
+    describe_gauge!(
+        HORIZON,
+        Unit::Seconds,
+        "How far the lease horizon is ahead of the leader's clock. Told by the shard's leader, 0 elsewhere."
+    );
+    describe_gauge!(DATA_NODES, Unit::Count, "Data nodes that the directory knows, by state: alive, dead.");
+}
+
+/// The sizes of one group's entries.
+pub(crate) fn proposal_commands(group: GroupId) -> Histogram {
+    histogram!(PROPOSAL_COMMANDS, "group" => group.to_string())
+}
+
+/// A grant was signed.
+pub(crate) fn granted(shard: ShardId) {
+    counter!(GRANTS, "shard" => shard.0.to_string()).increment(1);
+}
+
+/// A batch was answered.
+pub(crate) fn committed(shard: ShardId, outcomes: &[v1::CommitOutcome]) {
+    let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for outcome in outcomes {
+        *counts.entry(outcome_name(outcome.code())).or_default() += 1;
+    }
+    for (outcome, count) in counts {
+        counter!(COMMITS, "shard" => shard.0.to_string(), "outcome" => outcome).increment(count);
+    }
+}
+
+/// Where a shard stands, as its leader sees it.
+#[derive(Default)]
+struct Standing {
+    space: Space,
+    grants: usize,
+    keys: usize,
+    horizon: Duration,
+}
+
+/// Sets the gauges of a shard. Walks over all slots, if this node leads it: not to be called all the time.
+#[expect(clippy::cast_precision_loss, reason = "gauges are floating point; bytes and counts stay far below 2^53")]
+pub(crate) fn stand(shard: &HostedShard) {
+    let running = shard.hosted.running();
+    let standing = running.map_or_else(
+        |_| Standing::default(),
+        |running| {
+            shard.hosted.read(|state: &Shard| Standing {
+                space: state.space().total,
+                grants: state.live_grants(),
+                keys: state.values(),
+                horizon: state.horizon().since(running),
+            })
+        },
+    );
+    let id = shard.id.0.to_string();
+    let space = &standing.space;
+    for (state, bytes) in [
+        ("free", space.free_bytes),
+        ("granted", space.granted_bytes),
+        ("committed", space.committed_bytes),
+        ("quarantined", space.resting_bytes),
+    ] {
+        gauge!(SPACE_BYTES, "shard" => id.clone(), "state" => state).set(bytes as f64);
+    }
+    for (state, slots) in [("granted", space.granted_slots), ("committed", space.committed_slots)] {
+        gauge!(SLOTS, "shard" => id.clone(), "state" => state).set(slots as f64);
+    }
+    gauge!(GRANTS_LIVE, "shard" => id.clone()).set(standing.grants as f64);
+    gauge!(KEYS, "shard" => id.clone()).set(standing.keys as f64);
+    gauge!(HORIZON, "shard" => id).set(standing.horizon.as_secs_f64());
+}
+
+/// Sets the numbers of data nodes.
+#[expect(clippy::cast_precision_loss, reason = "gauges are floating point; a cluster has few nodes")]
+pub(crate) fn data_nodes(alive: usize, dead: usize) {
+    gauge!(DATA_NODES, "state" => "alive").set(alive as f64);
+    gauge!(DATA_NODES, "state" => "dead").set(dead as f64);
+}

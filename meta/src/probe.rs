@@ -1,0 +1,77 @@
+//! What a process that runs a meta node asks it: is it ready, has it failed, what does it say of itself.
+
+use crate::{core::Core, metrics, service::status};
+use parking_lot::Mutex;
+use quarry_proto::v1;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
+
+/// Space is counted no more often than this.
+const SPACE_EVERY: Duration = Duration::from_secs(1);
+
+/// A handle for asking a [`MetaNode`](crate::MetaNode) while it runs. Cloning is cheap. Drop it before the node's folder is to be opened
+/// again in the same process.
+#[derive(Clone)]
+pub struct MetaProbe {
+    core: Arc<Core>,
+    counted: Arc<Mutex<Option<Instant>>>,
+}
+
+impl std::fmt::Debug for MetaProbe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetaProbe").field("node", &self.core.config.node).finish_non_exhaustive()
+    }
+}
+
+impl MetaProbe {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core, counted: Arc::default() }
+    }
+
+    /// Whether every group is formed, recovered, and led by somebody who still leads.
+    ///
+    /// # Errors
+    /// What is missing, as a sentence.
+    pub fn ready(&self) -> Result<(), String> {
+        if let Some(why) = self.failed() {
+            return Err(why);
+        }
+        self.core.served.lock().clone()
+    }
+
+    /// Why this node can never serve again, if so.
+    #[must_use]
+    pub fn failed(&self) -> Option<String> {
+        let shards = self.core.shards.iter().map(|shard| shard.hosted.group.status().fault);
+        let groups = std::iter::once(self.core.directory.group.status().fault).chain(shards);
+        self.core.host.fault().or_else(|| groups.flatten().next())
+    }
+
+    /// What the node answers to a call of `Status`.
+    #[must_use]
+    pub fn status(&self) -> v1::StatusReply {
+        status(&self.core)
+    }
+
+    /// Sets the gauges that tell where the node stands. To be called before its metrics are shown.
+    pub fn record_metrics(&self) {
+        self.core.directory.group.record_metrics();
+        for shard in &self.core.shards {
+            shard.hosted.group.record_metrics();
+        }
+        let mut counted = self.counted.lock();
+        if counted.is_some_and(|at| at.elapsed() < SPACE_EVERY) {
+            return;
+        }
+        for shard in &self.core.shards {
+            metrics::stand(shard);
+        }
+        let (alive, all) = self.core.directory.read(|directory| {
+            let up = |node: quarry_wire::ids::NodeId| directory.regions_of(node).any(|region| region.state.up);
+            let nodes = || directory.nodes().filter(|node| directory.regions_of(node.id).next().is_some());
+            (nodes().filter(|node| up(node.id)).count(), nodes().count())
+        });
+        metrics::data_nodes(alive, all - alive);
+        *counted = Some(Instant::now());
+    }
+}
