@@ -1,6 +1,7 @@
 //! A connected client: namespaces, counters, and the end of its background work.
 
 use crate::{
+    calls,
     cluster::Cluster,
     control::{Control, DIRECTORY},
     core::{Core, Parts},
@@ -111,7 +112,7 @@ impl Client {
         if let Some(found) = self.known(name) {
             return Ok(found);
         }
-        self.core().control.describe(deadline).await?;
+        calls::call(self.core(), "namespace", self.core().control.describe(deadline)).await?;
         let unknown = || CallError::UnknownNamespace { what: name.to_owned() };
         self.known(name).ok_or_else(|| unknown().into())
     }
@@ -121,6 +122,10 @@ impl Client {
     /// # Errors
     /// [`NamespaceError::Exists`] if there is one with this name.
     pub async fn create_namespace(&self, spec: NamespaceSpec) -> Result<Namespace, NamespaceError> {
+        calls::call(self.core(), "create_namespace", Box::pin(self.make_namespace(spec))).await
+    }
+
+    async fn make_namespace(&self, spec: NamespaceSpec) -> Result<Namespace, NamespaceError> {
         let core = self.core();
         let deadline = core.deadline()?;
         let make = |request| v1::CreateNamespaceRequest {
@@ -165,7 +170,7 @@ impl Client {
     /// [`NamespaceError::Call`] if the cluster does not answer.
     pub async fn list_namespaces(&self) -> Result<Vec<NamespaceInfo>, NamespaceError> {
         let core = self.core();
-        core.control.describe(core.deadline()?).await?;
+        calls::call(core, "list_namespaces", core.control.describe(core.deadline()?)).await?;
         Ok(core.control.view().read().namespaces().cloned().collect())
     }
 

@@ -22,6 +22,7 @@
 //! checks), `view` (what is believed), `control` (whom to call). Absent on purpose: objects larger than a slot, journaled copies, encryption.
 #![warn(missing_docs)]
 
+mod calls;
 mod client;
 mod cluster;
 mod control;
@@ -29,6 +30,7 @@ mod core;
 mod endpoints;
 mod error;
 mod host;
+mod metrics;
 mod namespace;
 mod options;
 mod read;
@@ -42,6 +44,7 @@ pub use client::{Client, NamespaceSpec};
 pub use cluster::{Cluster, ClusterError};
 pub use error::{CallError, CloseError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
 pub use host::{Clock, Entropy, SystemClock, SystemEntropy};
+pub use metrics::describe_metrics;
 pub use namespace::{CopyStat, Listed, Namespace, Page, PutItem, PutMode, Stat, Value};
 pub use options::Options;
 pub use quarry_fabric::FabricError;

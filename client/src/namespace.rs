@@ -3,6 +3,7 @@
 //! Decides the shape of the public calls and their rules; `write/` and `read/` do the work.
 
 use crate::{
+    calls,
     client::Shared,
     error::{CallError, DeleteError, GetError, PutError},
     read, remove,
@@ -17,6 +18,7 @@ use quarry_wire::{
     version::Version,
 };
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// How a put takes effect on its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -186,7 +188,14 @@ impl Namespace {
 
     /// Writes many values. One result per item, in their order; one item's failure does not touch the others.
     pub async fn put_many(&self, items: Vec<PutItem>) -> Vec<Result<Version, PutError>> {
-        Box::pin(write::put_many(self.shared.core(), self.info.id, items)).await
+        let (core, began) = (self.shared.core(), Instant::now());
+        let lengths: Vec<usize> = items.iter().map(|item| item.bytes.len()).collect();
+        calls::call(core, "put", async {
+            let results = Box::pin(write::put_many(core, self.info.id, items)).await;
+            core.counters.meters.put(began.elapsed(), &lengths, &results);
+            results
+        })
+        .await
     }
 
     /// Reads a value; `None` if the key does not exist.
@@ -201,7 +210,13 @@ impl Namespace {
 
     /// Reads many values. One result per key, in their order.
     pub async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Value>, GetError>> {
-        Box::pin(read::get_many(self.shared.core(), self.info.id, keys, self.fresh)).await
+        let (core, began) = (self.shared.core(), Instant::now());
+        calls::call(core, "get", async {
+            let results = Box::pin(read::get_many(core, self.info.id, keys, self.fresh)).await;
+            core.counters.meters.got(began.elapsed(), &results);
+            results
+        })
+        .await
     }
 
     /// Whether a key has a value. Opens no memory and is no use of the value: no lease, nothing is read.
@@ -265,13 +280,18 @@ impl Namespace {
         expected: Option<Version>,
     ) -> Result<Option<Version>, DeleteError> {
         let items = vec![(Key::new(key)?, expected)];
-        let mut results = remove::delete_many(self.shared.core(), self.info.id, items).await;
+        let mut results = self.delete_items(items).await;
         results.pop().unwrap_or(Err(DeleteError::Call(CallError::Closed)))
     }
 
     /// Deletes many keys, whatever their versions. One result per key, in their order.
     pub async fn delete_many(&self, keys: &[Key]) -> Vec<Result<Option<Version>, DeleteError>> {
         let items = keys.iter().map(|key| (key.clone(), None)).collect();
-        remove::delete_many(self.shared.core(), self.info.id, items).await
+        self.delete_items(items).await
+    }
+
+    async fn delete_items(&self, items: Vec<(Key, Option<Version>)>) -> Vec<Result<Option<Version>, DeleteError>> {
+        let core = self.shared.core();
+        calls::call(core, "delete", Box::pin(remove::delete_many(core, self.info.id, items))).await
     }
 }

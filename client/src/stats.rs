@@ -1,5 +1,6 @@
 //! What a client has done so far, counted as it happens.
 
+use crate::metrics::{self, Meters};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -40,7 +41,7 @@ impl Stats {
 }
 
 /// The counters while they run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counters {
     calls: Mutex<BTreeMap<&'static str, u64>>,
     pub(crate) retries: Counter,
@@ -52,24 +53,52 @@ pub(crate) struct Counters {
     pub(crate) lost_lane_writes: Counter,
     pub(crate) cache_hits: Counter,
     pub(crate) damaged: Counter,
+    pub(crate) meters: Meters,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            calls: Mutex::default(),
+            retries: Counter::told_as(metrics::RETRIES),
+            written_bytes: Counter::told_as(metrics::WRITTEN_BYTES),
+            writes: Counter::told_as(metrics::WRITES),
+            read_bytes: Counter::told_as(metrics::READ_BYTES),
+            reads: Counter::told_as(metrics::READS),
+            failures: Counter::told_as(metrics::FAILURES),
+            lost_lane_writes: Counter::told_as(metrics::LOST_LANE_WRITES),
+            cache_hits: Counter::told_as(metrics::CACHE_HITS),
+            damaged: Counter::told_as(metrics::DAMAGED),
+            meters: Meters::default(),
+        }
+    }
 }
 
 /// One of them.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+#[derive(Debug)]
+pub(crate) struct Counter {
+    count: AtomicU64,
+    /// The same for the application's recorder, over all its clients.
+    told: ::metrics::Counter,
+}
 
 impl Counter {
+    fn told_as(metric: &'static str) -> Self {
+        Self { count: AtomicU64::new(0), told: ::metrics::counter!(metric) }
+    }
     pub(crate) fn add(&self, count: u64) {
-        self.0.fetch_add(count, Ordering::Relaxed);
+        self.count.fetch_add(count, Ordering::Relaxed);
+        self.told.increment(count);
     }
     fn read(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.count.load(Ordering::Relaxed)
     }
 }
 
 impl Counters {
     pub(crate) fn called(&self, method: &'static str) {
         *self.calls.lock().entry(method).or_default() += 1;
+        metrics::called(method);
     }
 
     pub(crate) fn read(&self) -> Stats {

@@ -499,7 +499,7 @@ impl Core {
         if let Some(peer) = now(&peer.depth)
             && let Some(own) = now(&self.depth)
         {
-            return Ok((own, peer));
+            return Ok((own, peer, self.meters.begin()));
         }
         let both = async {
             let peer = Arc::clone(&peer.depth).acquire_owned().await;

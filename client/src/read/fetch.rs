@@ -4,6 +4,7 @@
 //! checksum, and at last that the lease still holds (*No wrong value*). Decides which copy is read; says of each value what went wrong.
 
 use crate::{
+    calls::Scope,
     core::Core,
     endpoints::{Direction, Target},
     namespace::Value,
@@ -214,7 +215,7 @@ async fn read_all(core: &Arc<Core>, namespace: NamespaceId, mut runs: Vec<Run>, 
     }
     let mut tasks = JoinSet::new();
     for run in runs {
-        tasks.spawn(read_run(Arc::clone(core), namespace, run, deadline));
+        tasks.spawn(Scope::current().run(read_run(Arc::clone(core), namespace, run, deadline)));
     }
     let mut outcomes = Vec::new();
     while let Some(run) = tasks.join_next().await {

@@ -5,6 +5,7 @@
 //! `retry.rs` what an outcome means for a put.
 
 use crate::{
+    calls::Scope,
     core::Core,
     retry::{self, CommitStep, Fault, Happened, Outcome},
     write::slab::{Reservation, Slab},
@@ -41,6 +42,8 @@ struct Job {
     /// Holders on which every entry's write completed, ascending.
     written: Vec<NodeId>,
     deadline: Instant,
+    /// The call that waits.
+    scope: Scope,
     answer: oneshot::Sender<Vec<Happened>>,
     /// Keeps the slab from being sealed.
     _reservation: Reservation,
@@ -57,7 +60,7 @@ pub(crate) async fn commit(
     let slab = Arc::clone(&reservation.slab);
     let count = entries.len();
     let (answer, answered) = oneshot::channel();
-    let job = Job { entries, written, deadline, answer, _reservation: reservation };
+    let job = Job { entries, written, deadline, scope: Scope::current(), answer, _reservation: reservation };
     let start = {
         let mut waiting = slab.queue.waiting.lock();
         waiting.jobs.push_back(job);
@@ -88,13 +91,24 @@ async fn run(core: Arc<Core>, slab: Arc<Slab>) {
         let deadline = jobs.iter().map(|job| job.deadline).max().expect("there is a job");
         let written = jobs[0].written.clone();
         let entries: Vec<_> = jobs.iter().flat_map(|job| job.entries.iter().cloned()).collect();
-        let mut answers = send(&core, &slab, entries, &written, deadline).await.into_iter();
+        let scope = shared_scope(&jobs);
+        let mut answers = scope.run(send(&core, &slab, entries, &written, deadline)).await.into_iter();
         for job in jobs {
             let own = answers.by_ref().take(job.entries.len()).collect();
             // Whoever went away without waiting does not hear.
             drop(job.answer.send(own));
         }
     }
+}
+
+/// The call under whose id a batch is sent: the first one's, whose lines name the others.
+fn shared_scope(jobs: &[Job]) -> Scope {
+    let scope = jobs[0].scope.clone();
+    if jobs.len() > 1 && tracing::enabled!(tracing::Level::DEBUG) {
+        let others: Vec<_> = jobs[1..].iter().filter_map(|job| job.scope.id()).collect();
+        scope.span().in_scope(|| tracing::debug!(?others, "calls share a commit"));
+    }
+    scope
 }
 
 /// The first job and those behind it that name the same holders, up to the limit.

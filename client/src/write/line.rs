@@ -4,6 +4,7 @@
 //! own: all who need one wait for it, and it goes on if they go away.
 
 use crate::{
+    calls::Scope,
     core::Core,
     error::PutError,
     write::{
@@ -169,7 +170,7 @@ impl Line {
         state.opening = Some(opening.clone());
         drop(state);
         let (line, opener) = (Arc::clone(self), Arc::clone(core));
-        core.tasks.spawn(async move {
+        core.tasks.spawn(Scope::current().run(async move {
             // As long as any caller that begins now may wait.
             let deadline = Instant::now() + opener.options.timeout;
             let outcome = open::open(&opener, line.id, slots, deadline).await.map(|slab| line.add(&opener, slab));
@@ -179,7 +180,7 @@ impl Line {
             line.state.lock().opening = None;
             // A slab that was fetched ahead of need has nobody waiting.
             drop(tell.send(outcome));
-        });
+        }));
         (opening, true)
     }
 

@@ -11,6 +11,7 @@ pub(crate) mod slab;
 pub(crate) mod slots;
 
 use crate::{
+    calls::Scope,
     core::Core,
     error::PutError,
     namespace::{PutItem, PutMode},
@@ -121,7 +122,7 @@ async fn run_parts(core: &Arc<Core>, mut parts: Vec<(Arc<Line>, Vec<Value>, Dema
     }
     let mut tasks = JoinSet::new();
     for (line, values, demand) in parts {
-        tasks.spawn(write_part(Arc::clone(core), line, values, demand, deadline));
+        tasks.spawn(Scope::current().run(write_part(Arc::clone(core), line, values, demand, deadline)));
     }
     let mut outcomes = Vec::new();
     while let Some(part) = tasks.join_next().await {
