@@ -19,7 +19,8 @@ Exit codes:
 Environment:
   QUARRY_CLUSTER         cluster file or quarry:// URL of the client commands
   QUARRY_NAMESPACE       namespace of put, get and rm
-  QUARRY_LOG             what is logged to stderr, for example info or quarry_meta=debug
+  QUARRY_LOG             what is logged to stderr, for example info or quarry_meta=debug; without it
+                         daemons log info and commands nothing
   QUARRY_LOG_FORMAT      text or json
   QUARRY_SECTION__KEY    sets section.key of the configuration of meta and datanode";
 
@@ -30,6 +31,9 @@ pub(crate) struct Cli {
     /// Print the build id and end.
     #[arg(long, hide = true)]
     pub(crate) build_id: bool,
+    /// How log lines on stderr look; by default as QUARRY_LOG_FORMAT says, else text.
+    #[arg(long, value_enum, global = true)]
+    pub(crate) log_format: Option<LogFormat>,
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -60,6 +64,15 @@ pub(crate) enum Command {
     DemoVerify(VerifyArgs),
 }
 
+/// How log lines look.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct DaemonArgs {
     /// Configuration file.
@@ -74,6 +87,9 @@ pub(crate) struct DaemonArgs {
     /// What others connect to: node.advertise.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) advertise: Option<String>,
+    /// Where to show metrics, health and status over HTTP: admin.listen.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) admin_listen: Option<String>,
     /// Folder for what is kept: node.data_dir.
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,

@@ -113,6 +113,9 @@ pub struct MetaFile {
     /// Life and death of data nodes.
     #[serde(default)]
     pub membership: MetaMembershipSection,
+    /// Where it tells of itself.
+    #[serde(default)]
+    pub admin: AdminSection,
 }
 
 /// Configuration of `quarry datanode`.
@@ -131,6 +134,9 @@ pub struct DataNodeFile {
     /// Its signs of life.
     #[serde(default)]
     pub membership: DataMembershipSection,
+    /// Where it tells of itself.
+    #[serde(default)]
+    pub admin: AdminSection,
 }
 
 /// Who a process is and where it listens.
@@ -240,6 +246,20 @@ pub struct FabricSection {
 impl Default for FabricSection {
     fn default() -> Self {
         Self { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), provider: None, lanes_max: LANES_MAX }
+    }
+}
+
+/// Where a process tells of itself over HTTP: metrics, health, status. There is no password: who reaches the port can read it, and change nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdminSection {
+    /// The address that it listens on; with port 0 the system chooses one, which the log and the node's status tell.
+    pub listen: SocketAddr,
+}
+
+impl Default for AdminSection {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)) }
     }
 }
 

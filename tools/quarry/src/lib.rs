@@ -1,5 +1,5 @@
 //! What the `quarry` binary, the other tools and the tests share: configuration, identities, local clusters of real processes, questions to
-//! running processes.
+//! running processes, metrics.
 #![warn(missing_docs)]
 
 pub mod admin;
@@ -7,4 +7,6 @@ pub mod build;
 pub mod config;
 pub mod identity;
 pub mod local;
+pub mod metrics;
+pub mod scrape;
 pub mod stdout;

@@ -4,6 +4,8 @@ mod bench;
 mod cli;
 mod demo;
 mod exit;
+mod http;
+mod logs;
 mod output;
 mod serve;
 mod size;
@@ -11,7 +13,7 @@ mod up;
 mod values;
 
 use clap::Parser as _;
-use cli::{Cli, Command};
+use cli::{Cli, Command, LogFormat};
 use exit::Failure;
 use quarry::{build::BUILD_ID, stdout::line};
 use std::process::ExitCode;
@@ -29,7 +31,7 @@ fn main() -> ExitCode {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(Box::pin(run(command))),
+        Ok(runtime) => runtime.block_on(Box::pin(run(command, cli.log_format))),
         Err(wrong) => Err(Failure::error(wrong)),
     };
     match result {
@@ -41,10 +43,14 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(command: Command) -> Result<(), Failure> {
+async fn run(command: Command, log_format: Option<LogFormat>) -> Result<(), Failure> {
+    // Daemons log once they know which node they are.
+    if !matches!(command, Command::Meta(_) | Command::Datanode(_)) {
+        logs::start(None, logs::COMMAND, log_format)?;
+    }
     match command {
-        Command::Meta(args) => serve::meta(&args).await,
-        Command::Datanode(args) => serve::datanode(&args).await,
+        Command::Meta(args) => serve::meta(&args, log_format).await,
+        Command::Datanode(args) => serve::datanode(&args, log_format).await,
         Command::Up(args) => up::up(&args).await,
         Command::Namespace(command) => values::namespace(command).await,
         Command::Put(args) => values::put(args).await,

@@ -1,6 +1,11 @@
 //! The daemons: configuration in, a running node, an orderly end at SIGTERM or Ctrl-C.
 
-use crate::{cli::DaemonArgs, exit::Failure};
+use crate::{
+    cli::{DaemonArgs, LogFormat},
+    exit::Failure,
+    http::{AdminPort, Probe},
+    logs,
+};
 use quarry::{
     config::{DataNodeFile, MetaFile, NodeSection, Overrides, load, ms},
     identity::Identity,
@@ -13,10 +18,9 @@ use quarry_meta::{MetaConfig, MetaNode, Timing};
 use quarry_wire::certificate::Role;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
-use tracing_subscriber::EnvFilter;
 
 /// Runs a meta node until it is asked to end.
-pub(crate) async fn meta(args: &DaemonArgs) -> Result<(), Failure> {
+pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Result<(), Failure> {
     die_with_parent().map_err(Failure::error)?;
     let file: MetaFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
     let (cluster, identity) = who(&file.node, Role::Meta)?;
@@ -37,10 +41,13 @@ pub(crate) async fn meta(args: &DaemonArgs) -> Result<(), Failure> {
     if args.check_config {
         return Ok(());
     }
-    log_to_stderr()?;
+    logs::start(Some(node), logs::DAEMON, log_format)?;
     let mut end = End::new()?;
+    let admin = AdminPort::open("meta", node, file.admin.listen).await?;
+    config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
     let meta = MetaNode::start(config).await.map_err(Failure::error)?;
-    info!(%node, cluster = %cluster.uuid, address = %meta.address(), "the meta node serves");
+    admin.running(Probe::Meta(meta.probe()));
+    info!(cluster = %cluster.uuid, address = %meta.address(), admin = %admin.address(), "the meta node serves");
     tokio::select! {
         () = end.wait() => {}
         // It leads nothing and acknowledges nothing any more: there is nothing to hand over or to finish.
@@ -50,18 +57,18 @@ pub(crate) async fn meta(args: &DaemonArgs) -> Result<(), Failure> {
             )));
         }
     }
-    info!(%node, "the meta node drains");
+    info!("the meta node drains");
     meta.shutdown().await;
     Ok(())
 }
 
 /// Runs a data node until it is asked to end.
-pub(crate) async fn datanode(args: &DaemonArgs) -> Result<(), Failure> {
+pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -> Result<(), Failure> {
     die_with_parent().map_err(Failure::error)?;
     let file: DataNodeFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
     let (cluster, identity) = who(&file.node, Role::DataNode)?;
     let node = identity.node();
-    let config = DataNodeConfig {
+    let mut config = DataNodeConfig {
         node,
         listen: file.node.listen,
         advertise: file.node.advertise,
@@ -77,6 +84,7 @@ pub(crate) async fn datanode(args: &DaemonArgs) -> Result<(), Failure> {
         provider: file.fabric.provider,
         heartbeat: ms(file.membership.heartbeat_ms),
         lanes_max: file.fabric.lanes_max,
+        admin_address: None,
     };
     if args.check_config {
         if let Some(name) = &config.provider {
@@ -84,12 +92,15 @@ pub(crate) async fn datanode(args: &DaemonArgs) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    log_to_stderr()?;
+    logs::start(Some(node), logs::DAEMON, log_format)?;
     let mut end = End::new()?;
+    let admin = AdminPort::open("datanode", node, file.admin.listen).await?;
+    config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
     let data_node = DataNode::start(config).await.map_err(Failure::error)?;
-    info!(%node, cluster = %cluster.uuid, address = %data_node.address(), "the data node serves");
+    admin.running(Probe::Data(data_node.probe()));
+    info!(cluster = %cluster.uuid, address = %data_node.address(), admin = %admin.address(), "the data node serves");
     end.wait().await;
-    info!(%node, "the data node drains");
+    info!("the data node drains");
     data_node.shutdown().await;
     Ok(())
 }
@@ -101,6 +112,7 @@ fn overrides(args: &DaemonArgs) -> Result<Overrides, Failure> {
     }
     flags.text("node.listen", args.listen.as_ref());
     flags.text("node.advertise", args.advertise.as_ref());
+    flags.text("admin.listen", args.admin_listen.as_ref());
     flags.path("node.data_dir", args.data_dir.as_deref());
     flags.path("node.cluster", args.cluster.as_deref());
     flags.path("node.key", args.key.as_deref());
@@ -111,23 +123,6 @@ fn who(node: &NodeSection, role: Role) -> Result<(Cluster, Identity), Failure> {
     let cluster = Cluster::from_file(&node.cluster)?;
     let identity = Identity::read(&node.key, role, cluster.uuid, cluster.root).map_err(Failure::error)?;
     Ok((cluster, identity))
-}
-
-/// Structured logs to stderr: QUARRY_LOG says which, QUARRY_LOG_FORMAT how.
-fn log_to_stderr() -> Result<(), Failure> {
-    let filter = match std::env::var("QUARRY_LOG") {
-        Ok(text) => EnvFilter::try_new(&text)
-            .map_err(|wrong| Failure::error(format!("QUARRY_LOG is no filter ({wrong}), found {text:?}")))?,
-        // What consensus says of itself at info is for whoever works on it.
-        Err(_) => EnvFilter::new("info,openraft=error"),
-    };
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    match std::env::var("QUARRY_LOG_FORMAT").as_deref() {
-        Ok("json") => logs.json().init(),
-        Ok("text") | Err(_) => logs.init(),
-        Ok(found) => return Err(Failure::error(format!("QUARRY_LOG_FORMAT must be text or json, found {found:?}"))),
-    }
-    Ok(())
 }
 
 /// SIGTERM or Ctrl-C, listened for from the start so that none is missed.

@@ -4,7 +4,7 @@ use crate::{
     admin::{BootstrapPlan, CallError, PlanError, PlannedMeta},
     build::BUILD_ID,
     config::{
-        CONFIG_VERSION, DataMembershipSection, DataNodeFile, FabricSection, MemorySection, MetaFile,
+        AdminSection, CONFIG_VERSION, DataMembershipSection, DataNodeFile, FabricSection, MemorySection, MetaFile,
         MetaMembershipSection, NodeSection, RaftSection,
     },
     identity::{IdentityError, Root},
@@ -321,6 +321,7 @@ impl Layout {
                 node,
                 raft: spec.raft.clone(),
                 membership: MetaMembershipSection { node_silence_ms: spec.node_silence_ms },
+                admin: AdminSection::default(),
             }),
             Member::Data(_) => text(&DataNodeFile {
                 version: CONFIG_VERSION,
@@ -328,6 +329,7 @@ impl Layout {
                 memory: MemorySection { region_bytes: spec.region_bytes.clone(), populate: spec.populate },
                 fabric: FabricSection { provider: spec.provider.clone(), ..FabricSection::default() },
                 membership: DataMembershipSection { heartbeat_ms: spec.heartbeat_ms },
+                admin: AdminSection::default(),
             }),
         }
     }

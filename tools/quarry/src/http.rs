@@ -1,0 +1,206 @@
+//! The admin port of a process: `/metrics`, `/livez`, `/readyz`, `/status` over HTTP.
+//!
+//! It is there before the node is, so that a supervisor can tell a process that recovers from one that hangs. Reading changes nothing.
+//! Alive: the process answers and its node has not failed for good. Ready: the node has recovered and serves.
+
+use crate::exit::Failure;
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use parking_lot::RwLock;
+use quarry::{
+    build::VERSION,
+    metrics::{Exporter, UPKEEP},
+};
+use quarry_client::NodeId;
+use quarry_datanode::DataProbe;
+use quarry_meta::MetaProbe;
+use serde_json::{Value, json};
+use std::{net::SocketAddr, sync::Arc};
+use tokio::{
+    net::TcpListener,
+    task::JoinSet,
+    time::{Instant, interval},
+};
+
+/// How the text format of Prometheus is called.
+const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
+const INDEX: &str = "/metrics  metrics, for Prometheus\n/livez    200 while the process lives\n/readyz   200 while it serves\n/status   what it is and knows, as JSON\n";
+
+/// A node that can be asked.
+pub(crate) enum Probe {
+    Meta(MetaProbe),
+    Data(DataProbe),
+}
+
+impl Probe {
+    fn ready(&self) -> Result<(), String> {
+        match self {
+            Self::Meta(probe) => probe.ready(),
+            Self::Data(probe) => probe.ready(),
+        }
+    }
+    fn failed(&self) -> Option<String> {
+        match self {
+            Self::Meta(probe) => probe.failed(),
+            // A data node has nothing that can fail for good while it lives.
+            Self::Data(_) => None,
+        }
+    }
+    fn record_metrics(&self) {
+        match self {
+            Self::Meta(probe) => probe.record_metrics(),
+            Self::Data(probe) => probe.record_metrics(),
+        }
+    }
+    fn status(&self) -> Value {
+        match self {
+            Self::Meta(probe) => {
+                let status = probe.status();
+                let group = |it: &quarry_proto::v1::GroupStatus| {
+                    json!({
+                        "group": it.group, "role": it.role, "term": it.term, "leader": it.leader, "members": it.members,
+                        "last_log": it.last_log, "committed": it.committed, "applied": it.applied, "snapshot": it.snapshot,
+                        "log_time_ms": it.log_time_ms,
+                    })
+                };
+                let node = |it: &quarry_proto::v1::DataNodeStatus| json!({ "node": it.node, "address": it.address, "alive": it.alive, "silent_ms": it.silent_ms });
+                json!({
+                    "generation": status.generation,
+                    "groups": status.groups.iter().map(group).collect::<Vec<_>>(),
+                    "data_nodes": status.data_nodes.iter().map(node).collect::<Vec<_>>(),
+                })
+            }
+            Self::Data(probe) => {
+                let status = probe.status();
+                json!({ "regions": status.regions.len(), "lanes": status.lanes, "claims_open": status.claims_open })
+            }
+        }
+    }
+}
+
+/// What the process is doing.
+enum Stage {
+    Starting,
+    Running(Probe),
+}
+
+struct Shown {
+    role: &'static str,
+    node: NodeId,
+    began: Instant,
+    exporter: Exporter,
+    stage: RwLock<Stage>,
+}
+
+impl Shown {
+    fn ready(&self) -> Result<(), String> {
+        match &*self.stage.read() {
+            Stage::Starting => Err("the node recovers".to_owned()),
+            Stage::Running(probe) => probe.ready(),
+        }
+    }
+    fn alive(&self) -> Result<(), String> {
+        match &*self.stage.read() {
+            Stage::Starting => Ok(()),
+            Stage::Running(probe) => probe.failed().map_or(Ok(()), Err),
+        }
+    }
+}
+
+/// A running admin port. It ends when this is dropped.
+pub(crate) struct AdminPort {
+    address: SocketAddr,
+    shown: Arc<Shown>,
+    _work: JoinSet<()>,
+}
+
+impl AdminPort {
+    /// Opens the port; installs the recorder of this process.
+    pub(crate) async fn open(role: &'static str, node: NodeId, listen: SocketAddr) -> Result<Self, Failure> {
+        let failed = |wrong: &dyn ToString| Failure::error(format!("admin.listen {listen}: {}", wrong.to_string()));
+        let listener = TcpListener::bind(listen).await.map_err(|wrong| failed(&wrong))?;
+        let address = listener.local_addr().map_err(|wrong| failed(&wrong))?;
+        let exporter = Exporter::install(role, node).map_err(Failure::error)?;
+        let shown = Shown { role, node, began: Instant::now(), exporter, stage: RwLock::new(Stage::Starting) };
+        let shown = Arc::new(shown);
+        let router = Router::new()
+            .route("/", get(|| async { INDEX }))
+            .route("/metrics", get(metrics))
+            .route("/livez", get(|State(shown): State<Arc<Shown>>| async move { said(shown.alive()) }))
+            .route("/readyz", get(|State(shown): State<Arc<Shown>>| async move { said(shown.ready()) }))
+            .route("/status", get(status))
+            .with_state(Arc::clone(&shown));
+        let mut work = JoinSet::new();
+        work.spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::error!(%error, "the admin port is closed");
+            }
+        });
+        let upkeep = shown.exporter.clone();
+        work.spawn(async move {
+            let mut ticks = interval(UPKEEP);
+            loop {
+                ticks.tick().await;
+                upkeep.upkeep();
+            }
+        });
+        Ok(Self { address, shown, _work: work })
+    }
+
+    /// Where it listens.
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `host:port` at which others reach it, when this host is called as in `advertise`.
+    pub(crate) fn advertised(&self, advertise: Option<&str>) -> String {
+        let host = advertise.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
+        match host {
+            Some(host) if self.address.ip().is_unspecified() => format!("{host}:{}", self.address.port()),
+            _ => self.address.to_string(),
+        }
+    }
+
+    /// The node has started.
+    pub(crate) fn running(&self, probe: Probe) {
+        *self.shown.stage.write() = Stage::Running(probe);
+    }
+}
+
+fn said(result: Result<(), String>) -> Response {
+    match result {
+        Ok(()) => (StatusCode::OK, "ok\n").into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
+    }
+}
+
+async fn metrics(State(shown): State<Arc<Shown>>) -> Response {
+    if let Stage::Running(probe) = &*shown.stage.read() {
+        probe.record_metrics();
+    }
+    ([(CONTENT_TYPE, EXPOSITION)], shown.exporter.render()).into_response()
+}
+
+async fn status(State(shown): State<Arc<Shown>>) -> Response {
+    let (ready, alive) = (shown.ready(), shown.alive());
+    let mut page = json!({
+        "role": shown.role,
+        "node": shown.node.0,
+        "version": VERSION,
+        "uptime_seconds": shown.began.elapsed().as_secs(),
+        "alive": alive.is_ok(),
+        "ready": ready.is_ok(),
+        "why_not": alive.err().or_else(|| ready.err()),
+    });
+    if let Stage::Running(probe) = &*shown.stage.read()
+        && let (Value::Object(page), Value::Object(more)) = (&mut page, probe.status())
+    {
+        page.extend(more);
+    }
+    ([(CONTENT_TYPE, "application/json")], format!("{page:#}\n")).into_response()
+}
