@@ -4,6 +4,7 @@
 
 use crate::core::Core;
 use quarry_proto::call_id::CallId;
+use tokio::time::Instant;
 use tracing::{Instrument as _, Span, error_span};
 
 /// Runs one public call, named `name`, under a request id of its own.
@@ -11,7 +12,13 @@ pub(crate) async fn call<T>(core: &Core, name: &'static str, work: impl Future<O
     let id = CallId::new(core.options.entropy.bits());
     // At the level of errors, so that no filter that lets lines through takes the id from them.
     let span = error_span!("client", request = %id, call = name);
-    id.scope(work).instrument(span).await
+    let began = Instant::now();
+    let told = async {
+        let answer = work.await;
+        tracing::debug!(elapsed = ?began.elapsed(), "done");
+        answer
+    };
+    id.scope(told).instrument(span).await
 }
 
 /// The call for which a task works, to be carried into another.

@@ -233,7 +233,9 @@ impl Namespace {
     /// # Errors
     /// [`GetError::Call`] if a shard did not answer that has the next key of the run.
     pub async fn exists_many(&self, keys: &[Key]) -> Result<usize, GetError> {
-        Ok(read::probe::leading_run(self.shared.core(), self.info.id, keys).await?)
+        let core = self.shared.core();
+        let run = Box::pin(read::probe::leading_run(core, self.info.id, keys));
+        Ok(calls::call(core, "exists", run).await?)
     }
 
     /// What is known of a value without reading it; `None` if the key does not exist. As fresh as a [`fresh`](Self::fresh) get.
@@ -247,7 +249,8 @@ impl Namespace {
 
     /// The same for many keys, one call per shard. One result per key, in their order.
     pub async fn stat_many(&self, keys: &[Key]) -> Vec<Result<Option<Stat>, GetError>> {
-        Box::pin(read::probe::stat_many(self.shared.core(), self.info.id, keys)).await
+        let core = self.shared.core();
+        calls::call(core, "stat", Box::pin(read::probe::stat_many(core, self.info.id, keys))).await
     }
 
     /// Up to `limit` keys (1 to 4,096; what lies outside is taken as the nearest) that begin with `prefix`, in the order of their bytes,
@@ -259,7 +262,8 @@ impl Namespace {
     /// # Errors
     /// [`GetError::InvalidKey`] if the prefix is longer than any key; [`GetError::Call`] if a shard does not answer.
     pub async fn list(&self, prefix: impl AsRef<[u8]>, after: Option<&Key>, limit: usize) -> Result<Page, GetError> {
-        Box::pin(read::probe::list(self.shared.core(), self.info.id, prefix.as_ref(), after, limit)).await
+        let core = self.shared.core();
+        calls::call(core, "list", Box::pin(read::probe::list(core, self.info.id, prefix.as_ref(), after, limit))).await
     }
 
     /// Deletes a key. Answers the version that was deleted, or `None` if there was none.
