@@ -1,6 +1,9 @@
 //! The command line: names, flags and what they default to. Decides nothing about clusters.
 
-use crate::{bench::BenchArgs, size};
+use crate::{
+    bench::{BenchArgs, target::TargetArgs},
+    size,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use quarry::build::VERSION;
 use std::path::PathBuf;
@@ -57,6 +60,9 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// Measure a cluster of this machine's own, against what the machine gives.
     Bench(BenchArgs),
+    /// The raw target of the bench, in a process of its own.
+    #[command(hide = true)]
+    BenchTarget(TargetArgs),
     /// Start a cluster, show that it works, also without its leader and without a data node, and stop it.
     Demo(DemoArgs),
     /// The reading half of the demo, in a process of its own.

@@ -57,6 +57,7 @@ async fn run(command: Command, log_format: Option<LogFormat>) -> Result<(), Fail
         Command::Get(args) => values::get(args).await,
         Command::Rm(args) => values::rm(args).await,
         Command::Bench(args) => bench::run(&args).await,
+        Command::BenchTarget(args) => bench::target::run(&args),
         Command::Demo(args) => demo::run(&args).await,
         Command::DemoVerify(args) => demo::verify::run(&args).await,
     }

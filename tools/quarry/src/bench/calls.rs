@@ -22,6 +22,9 @@ const SIZES: [(&str, usize, usize); 4] =
 const BATCHES: [usize; 2] = [1, 100];
 /// Memory of the data node: what the largest case has written and not yet got back, and as much again.
 const REGION_BYTES: u64 = 6 << 30;
+/// The same where memory is to be spared, and the most values of a round then.
+const TINY_REGION_BYTES: u64 = 512 << 20;
+const TINY_COUNT: usize = 8;
 
 /// How a case reads or writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +52,8 @@ pub(crate) async fn run(session: &mut Session) -> Result<(), BenchError> {
     if !session.wants_any(&cases) {
         return Ok(());
     }
-    let stage = Stage::start(&session.dir, 1, REGION_BYTES).await?;
+    let region_bytes = if session.tiny { TINY_REGION_BYTES } else { REGION_BYTES };
+    let stage = Stage::start(&session.dir, 1, region_bytes).await?;
     let client = stage.client().await?;
     let namespace = stage.namespace(&client, "calls", 1).await?;
     for (name, size, count) in SIZES {
@@ -57,7 +61,8 @@ pub(crate) async fn run(session: &mut Session) -> Result<(), BenchError> {
             for kind in kinds {
                 let case = case(kind, name, batch);
                 if session.wants(&case) {
-                    stage.room(REGION_BYTES / 2).await?;
+                    stage.room(region_bytes / 2).await?;
+                    let count = if session.tiny { count.min(TINY_COUNT) } else { count };
                     let source = Source::new(size);
                     let mut side = Calls {
                         case: &case,

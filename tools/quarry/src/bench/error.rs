@@ -5,7 +5,7 @@ use quarry::{identity::IdentityError, local::LocalError};
 use quarry_client::{
     CallError, CloseError, ClusterError, ConnectError, DeleteError, GetError, NamespaceError, PutError,
 };
-use quarry_fabric::FabricError;
+use quarry_fabric::{FabricError, OperationError};
 use std::{io, path::PathBuf, time::Duration};
 
 /// Why a bench ended without its rows.
@@ -43,6 +43,8 @@ pub(crate) enum BenchError {
     NoRoom { expected: u64, free: u64, waited: Duration },
     #[error("libfabric: {0}")]
     Fabric(FabricError),
+    #[error("a raw operation: {source}")]
+    Raw { source: OperationError },
     #[error("random bytes for the name of a folder: {0}")]
     Random(IdentityError),
     #[error("redis-server: expected {expected}, found {found}")]

@@ -6,12 +6,15 @@
 
 mod calls;
 mod error;
+mod fabric;
 mod machine;
 mod measure;
+mod raw;
 mod redis;
 mod report;
 mod small;
 mod stage;
+pub(crate) mod target;
 mod values;
 
 use crate::{cli::Format, exit::Failure, serve::End};
@@ -25,6 +28,8 @@ use std::{path::PathBuf, time::Duration};
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Which {
+    /// Puts and gets of all sizes, against raw one-sided operations.
+    Fabric,
     /// Batches of small values, against Redis on this host.
     Small,
     /// The calls by which other stores are measured.
@@ -50,6 +55,9 @@ pub(crate) struct BenchArgs {
     /// Output.
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
+    /// Little memory and small calls: to try the bench, not the machine.
+    #[arg(long, hide = true)]
+    tiny: bool,
     /// As a table in Markdown, whatever the output.
     #[arg(long)]
     markdown: bool,
@@ -83,11 +91,15 @@ async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
     let mut session = Session {
         dir,
         pace: Pace { side: args.seconds },
+        tiny: args.tiny,
         filter: args.filter.clone(),
         known: Vec::new(),
         rows: Vec::new(),
     };
-    let wanted = |which| args.which == which || args.which == Which::All;
+    let wanted = |which: Which| args.which == which || args.which == Which::All;
+    if wanted(Which::Fabric) {
+        fabric::run(&mut session).await?;
+    }
     if wanted(Which::Small) {
         small::run(&mut session).await?;
     }
@@ -107,6 +119,8 @@ struct Session {
     /// Where clusters are made.
     dir: PathBuf,
     pace: Pace,
+    /// Whether memory is to be spared.
+    tiny: bool,
     filter: Option<String>,
     /// Every case that was asked about.
     known: Vec<String>,
@@ -153,6 +167,7 @@ mod tests {
         let mut session = Session {
             dir: PathBuf::new(),
             pace: Pace { side: Duration::from_secs(1) },
+            tiny: true,
             filter: Some("get".to_owned()),
             known: Vec::new(),
             rows: Vec::new(),

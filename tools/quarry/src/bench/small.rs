@@ -29,6 +29,9 @@ const SMALL_SLAB_BYTES: u64 = 8 * (4 << 10);
 const SHUFFLED_VALUES: usize = 16 * SLABS;
 /// Memory of each data node.
 const REGION_BYTES: u64 = 1 << 30;
+/// The same where memory is to be spared, and the most that a case of puts may write then.
+const TINY_REGION_BYTES: u64 = 256 << 20;
+const TINY_PUT_BYTES: u64 = 8 << 20;
 /// Bytes that one case of puts may write; then what it wrote is deleted.
 const PUT_BYTES: u64 = 256 << 20;
 const NO_REDIS: &str = "redis-server is not installed";
@@ -44,9 +47,11 @@ pub(crate) async fn run(session: &mut Session) -> Result<(), BenchError> {
     if !session.wants_any(&cases) {
         return Ok(());
     }
-    let stage = Stage::start(&session.dir, 2, REGION_BYTES).await?;
+    let (region_bytes, put_bytes) =
+        if session.tiny { (TINY_REGION_BYTES, TINY_PUT_BYTES) } else { (REGION_BYTES, PUT_BYTES) };
+    let stage = Stage::start(&session.dir, 2, region_bytes).await?;
     let redis = Redis::start(stage.cluster().dir()).await?;
-    let bench = Bench { stage: &stage, redis: redis.as_ref(), source: Source::new(SIZE) };
+    let bench = Bench { stage: &stage, redis: redis.as_ref(), source: Source::new(SIZE), put_bytes };
     Box::pin(bench.gets(session)).await?;
     Box::pin(bench.puts(session)).await?;
     drop(redis);
@@ -57,6 +62,7 @@ struct Bench<'a> {
     stage: &'a Stage,
     redis: Option<&'a Redis>,
     source: Source,
+    put_bytes: u64,
 }
 
 impl Bench<'_> {
@@ -129,10 +135,16 @@ impl Bench<'_> {
             if !session.wants(case) {
                 continue;
             }
-            self.stage.room(2 * PUT_BYTES).await?;
+            self.stage.room(2 * self.put_bytes).await?;
             let client = self.stage.client().await?;
             let namespace = self.stage.namespace(&client, &format!("puts-{copies}"), copies).await?;
-            let mut ours = Puts { case, source: &self.source, namespace: &namespace, written: Vec::new() };
+            let mut ours = Puts {
+                case,
+                source: &self.source,
+                namespace: &namespace,
+                written: Vec::new(),
+                put_bytes: self.put_bytes,
+            };
             self.against_redis(session, case, &mut ours, set).await?;
             delete(&namespace, &ours.written).await?;
             client.close().await?;
@@ -234,6 +246,7 @@ struct Puts<'a> {
     source: &'a Source,
     namespace: &'a Namespace,
     written: Vec<Key>,
+    put_bytes: u64,
 }
 
 impl Side for Puts<'_> {
@@ -248,7 +261,7 @@ impl Side for Puts<'_> {
             let results = self.namespace.put_many(items).await;
             round.add(BATCH as f64, begun.elapsed());
             all_put(self.case, results)?;
-            if Instant::now() >= until || (self.written.len() * SIZE) as u64 >= PUT_BYTES {
+            if Instant::now() >= until || (self.written.len() * SIZE) as u64 >= self.put_bytes {
                 return Ok(round);
             }
         }

@@ -56,14 +56,29 @@ impl Source {
         got: Vec<Result<Option<Value>, GetError>>,
     ) -> Result<(), BenchError> {
         for (at, got) in numbers.into_iter().zip(got) {
-            let name = || key(prefix, at).to_string();
-            let failed = |source| BenchError::Get { case: case.to_owned(), source };
-            let value = got.map_err(failed)?.ok_or_else(|| BenchError::Lost { case: case.to_owned(), key: name() })?;
+            let value = self.check_one(case, prefix, at, got)?;
             if value.bytes != self.value(at) {
-                return Err(BenchError::Different { case: case.to_owned(), key: name() });
+                return Err(BenchError::Different { case: case.to_owned(), key: key(prefix, at).to_string() });
             }
         }
         Ok(())
+    }
+
+    /// Checks that a get of this number found a value of the right length.
+    pub(crate) fn check_one(
+        &self,
+        case: &str,
+        prefix: &str,
+        at: usize,
+        got: Result<Option<Value>, GetError>,
+    ) -> Result<Value, BenchError> {
+        let name = || key(prefix, at).to_string();
+        let value = got.map_err(|source| BenchError::Get { case: case.to_owned(), source })?;
+        let value = value.ok_or_else(|| BenchError::Lost { case: case.to_owned(), key: name() })?;
+        if value.bytes.len() == self.size {
+            return Ok(value);
+        }
+        Err(BenchError::Different { case: case.to_owned(), key: name() })
     }
 
     /// Writes the values of these numbers.
