@@ -1,8 +1,9 @@
-//! Chores of the repository: `cargo xtask arrows`, `cargo xtask bare`, `cargo xtask libfabric`, `cargo xtask peers`.
+//! Chores of the repository; `cargo xtask help` lists them.
 
 mod arrows;
 mod bare;
 mod execute;
+mod figures;
 mod libfabric;
 mod peers;
 
@@ -23,6 +24,8 @@ enum Command {
     Arrows,
     /// Set up, test and run the demo from a clean clone in a bare Debian 12 root. Needs root, mmdebstrap and a Debian mirror.
     Bare(bare::BareArgs),
+    /// Measure in a release build and write the tables into docs/performance.md.
+    Figures(figures::FiguresArgs),
     /// Run the tests that move bytes on another libfabric: a pinned wheel's 2.5. Needs python3 with pip, and PyPI.
     Libfabric(libfabric::LibfabricArgs),
     /// Measure Quarry and other stores one after the other. Needs python3 with venv and pip, PyPI, and redis-server.
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Arrows => arrows::check(&root).map_err(Into::into),
         Command::Libfabric(args) => libfabric::run(&root, &args).map_err(Into::into),
         Command::Peers(args) => peers::run(&root, &args).map_err(Into::into),
+        Command::Figures(args) => figures::run(&root, &args).map_err(Into::into),
         Command::Bare(args) => bare::run(&root, &args).map_err(Into::into),
     });
     let result: Result<String, Box<dyn std::error::Error>> = result;

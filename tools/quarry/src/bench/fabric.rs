@@ -12,7 +12,7 @@ use super::{
     stage::{Stage, delete},
     values::{Source, all_put, key},
 };
-use quarry_client::{Client, Key, Namespace};
+use quarry_client::{Key, Namespace};
 use quarry_fabric::reference::Way;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -61,8 +61,7 @@ pub(crate) async fn run(session: &mut Session) -> Result<(), BenchError> {
     let stage = Stage::start(&session.dir, 1, scale.region_bytes).await?;
     let client = stage.client().await?;
     let namespace = stage.namespace(&client, "fabric", 1).await?;
-    let mut bench =
-        Bench { stage: &stage, client: &client, namespace: &namespace, raw: Raw::start(scale.raw_bytes)?, scale };
+    let mut bench = Bench { stage: &stage, namespace: &namespace, raw: Raw::start(scale.raw_bytes)?, scale };
     for (size, bytes) in SIZES {
         Box::pin(bench.puts(session, size, bytes)).await?;
         Box::pin(bench.gets(session, size, bytes)).await?;
@@ -87,7 +86,6 @@ fn get_one(size: &str) -> String {
 
 struct Bench<'a> {
     stage: &'a Stage,
-    client: &'a Client,
     namespace: &'a Namespace,
     raw: Raw,
     scale: Scale,

@@ -10,6 +10,7 @@ use std::{
     io::{self, BufRead as _, BufReader, Read as _},
     net::{IpAddr, Ipv4Addr},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 #[derive(Args, Debug)]
@@ -31,7 +32,7 @@ struct Offer {
 /// Lends memory until standard input ends.
 pub(crate) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let provider = Provider::detect().map_err(Failure::error)?;
-    let config = EndpointConfig { provider, bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None };
+    let config = EndpointConfig { provider, bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None, spin: Duration::ZERO };
     let endpoint = Endpoint::open(config).map_err(Failure::error)?;
     let memory = Memory::allocate_populated(args.bytes).map_err(Failure::error)?;
     let register = |access| endpoint.register(&memory, 0..args.bytes, access, None).map_err(Failure::error);

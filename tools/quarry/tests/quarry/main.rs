@@ -1,6 +1,7 @@
 //! The command as its users run it: real processes, real clusters, exit codes.
 #![expect(clippy::unwrap_used, reason = "a test fails where it expected something else")]
 
+mod bench;
 mod commands;
 mod demo;
 mod local;
