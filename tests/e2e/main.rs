@@ -12,5 +12,6 @@ mod doors;
 mod drops;
 mod library;
 mod namespaces;
+mod observe;
 mod operators;
 mod values;

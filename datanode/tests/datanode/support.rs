@@ -552,13 +552,8 @@ impl Peer {
     pub(crate) fn new() -> Self {
         let provider = Provider::detect().unwrap();
         Self {
-            endpoint: Endpoint::open(EndpointConfig {
-                provider,
-                bind: LOCALHOST,
-                port: None,
-                spin: std::time::Duration::ZERO,
-            })
-            .unwrap(),
+            endpoint: Endpoint::open(EndpointConfig { provider, bind: LOCALHOST, port: None, spin: Duration::ZERO })
+                .unwrap(),
         }
     }
 

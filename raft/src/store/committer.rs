@@ -201,9 +201,9 @@ mod tests {
     }
 
     async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         while !holds() {
-            assert!(tokio::time::Instant::now() < deadline, "{what}");
+            assert!(Instant::now() < deadline, "{what}");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

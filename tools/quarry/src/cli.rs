@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Get(GetArgs),
     /// Delete keys.
     Rm(RmArgs),
+    /// Show all processes of a cluster in one table, refreshed every second.
+    Top(TopArgs),
     /// Measure a cluster of this machine's own, against what the machine gives.
     Bench(BenchArgs),
     /// The raw target of the bench, in a process of its own.
@@ -68,6 +70,19 @@ pub(crate) enum Command {
     /// The reading half of the demo, in a process of its own.
     #[command(hide = true)]
     DemoVerify(VerifyArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Cluster file, or quarry://host:port,host:port?uuid=..&root=..
+    #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
+    pub(crate) cluster: String,
+    /// Print one table, of one second, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Output; JSON is one object per line and second.
+    #[arg(long, short, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
 /// How log lines look.

@@ -9,6 +9,7 @@ mod logs;
 mod output;
 mod serve;
 mod size;
+mod top;
 mod up;
 mod values;
 
@@ -56,6 +57,7 @@ async fn run(command: Command, log_format: Option<LogFormat>) -> Result<(), Fail
         Command::Put(args) => values::put(args).await,
         Command::Get(args) => values::get(args).await,
         Command::Rm(args) => values::rm(args).await,
+        Command::Top(args) => Box::pin(top::top(&args)).await,
         Command::Bench(args) => bench::run(&args).await,
         Command::BenchTarget(args) => bench::target::run(&args),
         Command::Demo(args) => demo::run(&args).await,

@@ -40,10 +40,11 @@ pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
         None => return Ok(()),
     }
     let file = cluster.cluster_file();
-    for member in cluster.members() {
+    for (member, report) in cluster.status().await {
         let pid = cluster.pid(member).unwrap_or_default();
+        let admin = report.admin_address().unwrap_or_default();
         line(format_args!(
-            "{member:<10} {:<22} pid {pid:<8} log {}",
+            "{member:<10} {:<22} admin {admin:<22} pid {pid:<8} log {}",
             cluster.address(member),
             cluster.log_file(member).display()
         ))?;

@@ -53,6 +53,18 @@ pub enum Report {
     Data(Result<v1::NodeStatusReply, CallError>),
 }
 
+impl Report {
+    /// `host:port` where the process shows its metrics, if it answered and shows any.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<&str> {
+        let address = match self {
+            Self::Meta(answer) => &answer.as_ref().ok()?.admin_address,
+            Self::Data(answer) => &answer.as_ref().ok()?.admin_address,
+        };
+        (!address.is_empty()).then_some(address)
+    }
+}
+
 /// A cluster of processes in a folder.
 #[derive(Debug)]
 pub struct LocalCluster {
