@@ -223,12 +223,12 @@ mod tests {
 
     #[test]
     fn rates_are_of_what_came_between_two_readings_and_a_restart_is_no_negative_rate() {
-        let row = |before: Option<&Scrape>, now| super::row("meta", 1, "m:1", before, now, 2.0);
-        let one = row(Some(&scraped(10, 0)), &scraped(110, 100));
+        let shown = |before: Option<Scrape>, now: Scrape| row("meta", 1, "m:1", before.as_ref(), &now, 2.0);
+        let one = shown(Some(scraped(10, 0)), scraped(110, 100));
         assert_eq!((one["commits_per_second"].as_f64(), &one["leads"]), (Some(50.0), &json!(["0"])));
         assert_eq!(one["commit_p99_seconds"].as_f64(), Some(0.000_99));
-        assert_eq!(row(Some(&scraped(10, 0)), &scraped(0, 0))["commits_per_second"].as_f64(), Some(0.0));
-        assert_eq!(row(None, &scraped(0, 0))["commits_per_second"], Value::Null);
+        assert_eq!(shown(Some(scraped(10, 0)), scraped(0, 0))["commits_per_second"].as_f64(), Some(0.0));
+        assert_eq!(shown(None, scraped(0, 0))["commits_per_second"], Value::Null);
     }
 
     #[test]
