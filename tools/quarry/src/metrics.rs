@@ -206,8 +206,6 @@ mod tests {
         let handle = recorder.handle();
         with_local_recorder(&recorder, || {
             describe_all();
-            tell_identity("meta", NodeId(7));
-            tell_use();
             for (name, described) in catalogue() {
                 match described.kind {
                     Kind::Counter => counter!(name).increment(1),
@@ -215,6 +213,8 @@ mod tests {
                     Kind::Histogram => histogram!(name).record(0.5),
                 }
             }
+            tell_identity("meta", NodeId(7));
+            tell_use();
         });
         handle.render()
     }
