@@ -126,7 +126,7 @@ mod tests {
     fn every_text_line_ends_with_the_node() {
         let kept = Kept::default();
         let lines = OfNode { inner: format::format().with_ansi(false), node: Some(NodeId(7)), json: false };
-        let logs = tracing_subscriber::fmt().event_format(lines).with_writer(kept.clone()).finish();
+        let logs = tracing_subscriber::fmt().with_ansi(false).event_format(lines).with_writer(kept.clone()).finish();
         tracing::subscriber::with_default(logs, two_lines);
         let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
         assert_eq!(text.lines().filter(|line| line.ends_with(" node=7")).count(), 2, "{text}");
