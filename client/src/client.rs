@@ -1,6 +1,7 @@
 //! A connected client: namespaces, counters, and the end of its background work.
 
 use crate::{
+    buffers::Buffers,
     calls,
     cluster::Cluster,
     control::{Control, DIRECTORY},
@@ -12,7 +13,7 @@ use crate::{
     stats::{Counters, Stats},
     view::NamespaceInfo,
 };
-use quarry_fabric::{Pool, Provider};
+use quarry_fabric::{FabricError, Pool, Provider};
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{grant::Class, ids::WriterId};
 use std::{sync::Arc, time::Duration};
@@ -172,6 +173,14 @@ impl Client {
         let core = self.core();
         calls::call(core, "list_namespaces", core.control.describe(core.deadline()?)).await?;
         Ok(core.control.view().read().namespaces().cloned().collect())
+    }
+
+    /// Memory of `bytes` bytes that is registered with the fabric once, for [`Namespace::get_into`]. Pages come when they are first touched.
+    ///
+    /// # Errors
+    /// [`FabricError`] if there is not so much memory.
+    pub fn buffers(&self, bytes: usize) -> Result<Buffers, FabricError> {
+        Buffers::new(self.core(), bytes)
     }
 
     /// What was done so far.

@@ -5,7 +5,7 @@ use crate::{
     endpoints::Endpoints,
     error::CallError,
     options::Options,
-    read::cache::Cache,
+    read::{cache::Cache, sharing::Sharing},
     stats::Counters,
     write::line::{Line, LineId},
 };
@@ -34,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) writer: WriterId,
     pub(crate) counters: Arc<Counters>,
     pub(crate) cache: Mutex<Cache>,
+    /// Resolves that are shared by those who ask at the same time.
+    pub(crate) sharing: Sharing,
     /// All background work: openers, committers and keepers of slabs.
     pub(crate) tasks: TaskTracker,
     /// Tells the keepers to seal their slabs; no public call begins afterwards.
@@ -61,6 +63,7 @@ impl Core {
         Arc::new(Self {
             salt: options.entropy.bits(),
             cache: Mutex::new(Cache::new(options.cache_entries)),
+            sharing: Sharing::default(),
             options,
             control,
             endpoints,

@@ -6,10 +6,10 @@
 use crate::stats::Counters;
 use parking_lot::Mutex;
 use quarry_fabric::{
-    ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, OperationError, Pool, Provider,
-    RemoteSpan, Span,
+    ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, OperationError, Pieces, Pool, Provider,
+    RemoteSpan, Span, Wait,
 };
-use quarry_wire::ids::NodeId;
+use quarry_wire::{ids::NodeId, region::RegionRecord};
 use std::{
     collections::{BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
@@ -37,7 +37,8 @@ pub(crate) struct Endpoints {
     /// The local address to use, or the one that leads to each peer.
     bind: Option<IpAddr>,
     write_window: Arc<Pool>,
-    read_window: Arc<Pool>,
+    /// The pools that are read into: the window, and readers' own.
+    readers: Mutex<Vec<Arc<Pool>>>,
     counters: Arc<Counters>,
     open: Mutex<HashMap<(NodeId, Direction), Arc<ClientEndpoint>>>,
     failed: Mutex<HashMap<NodeId, Failed>>,
@@ -61,7 +62,7 @@ impl Failed {
     }
 }
 
-/// The remote side of an operation.
+/// The remote side of a write.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) node: NodeId,
@@ -72,6 +73,17 @@ pub(crate) struct Target {
     pub(crate) key: u64,
 }
 
+/// A region to read from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    node: NodeId,
+    endpoint: Arc<ClientEndpoint>,
+    address: FabricAddress,
+    /// Remote address of the region's first byte.
+    base: u64,
+    key: u64,
+}
+
 impl Endpoints {
     pub(crate) fn new(
         provider: Provider,
@@ -80,7 +92,8 @@ impl Endpoints {
         read_window: Arc<Pool>,
         counters: Arc<Counters>,
     ) -> Self {
-        Self { provider, bind, write_window, read_window, counters, open: Mutex::default(), failed: Mutex::default() }
+        let readers = Mutex::new(vec![read_window]);
+        Self { provider, bind, write_window, readers, counters, open: Mutex::default(), failed: Mutex::default() }
     }
 
     /// Writes `range` of the span to the target; on `Ok` the bytes are visible there. Whether a failure is the node's fault is the
@@ -94,7 +107,7 @@ impl Endpoints {
     ) -> Result<(), OperationError> {
         let bytes = range.len() as u64;
         let (local, remote) = sides(target, span, range)?;
-        let outcome = match self.endpoint(target, Direction::Write) {
+        let outcome = match self.endpoint(target.node, &target.address, &target.provider, Direction::Write) {
             Ok(endpoint) => endpoint.write(&target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
         };
@@ -106,29 +119,56 @@ impl Endpoints {
         outcome
     }
 
-    /// Reads from the target into `range` of the span. What the bytes are worth is not known yet.
+    /// How to read the region that `record` is about.
+    pub(crate) fn source(&self, record: &RegionRecord) -> Result<Source, FabricError> {
+        let (node, address) = (record.region.node, FabricAddress::from_bytes(record.address.as_bytes())?);
+        let endpoint = self.endpoint(node, &address, &record.provider, Direction::Read)?;
+        Ok(Source { node, endpoint, address, base: record.base, key: record.read_key })
+    }
+
+    /// Reads `bytes` bytes at `offset` of the source's region into `local`, which has as many. What they are worth is not known yet.
     pub(crate) async fn read(
         &self,
-        target: &Target,
-        span: &Arc<Span>,
-        range: Range<usize>,
-        deadline: Instant,
+        source: &Source,
+        offset: u64,
+        bytes: u64,
+        local: Pieces<LocalBuffer>,
+        wait: Wait,
     ) -> Result<(), OperationError> {
-        let bytes = range.len() as u64;
-        let (local, remote) = sides(target, span, range)?;
-        let outcome = match self.endpoint(target, Direction::Read) {
-            Ok(endpoint) => endpoint.read(&target.address, local, remote, deadline).await,
-            Err(error) => Err(error.into()),
-        };
+        let remote = RemoteSpan { address: source.base + offset, key: source.key, len: bytes };
+        let outcome = source.endpoint.read(&source.address, local, remote, wait).await;
         if outcome.is_ok() {
-            self.failed.lock().remove(&target.node);
+            self.failed.lock().remove(&source.node);
             self.counters.reads.add(1);
             self.counters.read_bytes.add(bytes);
         } else {
             self.counters.failures.add(1);
-            self.has_failed(target.node);
+            self.has_failed(source.node);
         }
         outcome
+    }
+
+    /// Registers a reader's own pool at every endpoint that reads, also at those that are opened later.
+    pub(crate) fn keep_pool(&self, pool: &Arc<Pool>) {
+        let mut readers = self.readers.lock();
+        readers.push(Arc::clone(pool));
+        for endpoint in self.all_readers() {
+            endpoint.keep_pool(pool);
+        }
+    }
+
+    /// Undoes [`keep_pool`](Self::keep_pool).
+    pub(crate) fn forget_pool(&self, pool: &Arc<Pool>) {
+        let mut readers = self.readers.lock();
+        readers.retain(|kept| !Arc::ptr_eq(kept, pool));
+        for endpoint in self.all_readers() {
+            endpoint.forget_pool(pool);
+        }
+    }
+
+    fn all_readers(&self) -> Vec<Arc<ClientEndpoint>> {
+        let open = self.open.lock();
+        open.iter().filter(|((_, direction), _)| *direction == Direction::Read).map(|(_, it)| Arc::clone(it)).collect()
     }
 
     /// Avoids a node for a while.
@@ -165,23 +205,31 @@ impl Endpoints {
         }
     }
 
-    fn endpoint(&self, target: &Target, direction: Direction) -> Result<Arc<ClientEndpoint>, FabricError> {
+    fn endpoint(
+        &self,
+        node: NodeId,
+        address: &FabricAddress,
+        provider: &str,
+        direction: Direction,
+    ) -> Result<Arc<ClientEndpoint>, FabricError> {
+        // In this order everywhere, so that no endpoint misses a pool that is registered at the same time.
+        let readers = self.readers.lock();
         let mut open = self.open.lock();
-        if let Some(endpoint) = open.get(&(target.node, direction)) {
+        if let Some(endpoint) = open.get(&(node, direction)) {
             return Ok(Arc::clone(endpoint));
         }
         let config = EndpointConfig {
-            provider: self.provider_for(&target.provider)?,
-            bind: self.bind.or_else(|| target.address.ip().and_then(local_address_towards)).unwrap_or(LOOPBACK),
+            provider: self.provider_for(provider)?,
+            bind: self.bind.or_else(|| address.ip().and_then(local_address_towards)).unwrap_or(LOOPBACK),
             port: None,
             spin: EndpointConfig::SPIN,
         };
         let endpoint = Arc::new(ClientEndpoint::new(config));
-        endpoint.keep_pool(match direction {
-            Direction::Write => &self.write_window,
-            Direction::Read => &self.read_window,
-        });
-        open.insert((target.node, direction), Arc::clone(&endpoint));
+        match direction {
+            Direction::Write => endpoint.keep_pool(&self.write_window),
+            Direction::Read => readers.iter().for_each(|pool| endpoint.keep_pool(pool)),
+        }
+        open.insert((node, direction), Arc::clone(&endpoint));
         Ok(endpoint)
     }
 

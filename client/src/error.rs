@@ -201,6 +201,14 @@ pub enum GetError {
         /// What the last attempt met.
         last: String,
     },
+    /// The buffer to read into is shorter than the value. Nothing was read.
+    #[error("the value has {needed} bytes, the buffer to read into {found}: take a longer one")]
+    BufferTooSmall {
+        /// Bytes of the value.
+        needed: u64,
+        /// Bytes of the buffer.
+        found: u64,
+    },
     /// The value is there, but no copy lies in memory that can be read now.
     #[error("no copy of the value is in memory now")]
     NotResident,

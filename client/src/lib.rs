@@ -22,6 +22,7 @@
 //! checks), `view` (what is believed), `control` (whom to call). Absent on purpose: objects larger than a slot, journaled copies, encryption.
 #![warn(missing_docs)]
 
+mod buffers;
 mod calls;
 mod client;
 mod cluster;
@@ -40,12 +41,13 @@ mod stats;
 mod view;
 mod write;
 
+pub use buffers::{Buffer, Buffers};
 pub use client::{Client, NamespaceSpec};
 pub use cluster::{Cluster, ClusterError};
 pub use error::{CallError, CloseError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
 pub use host::{Clock, Entropy, SystemClock, SystemEntropy};
 pub use metrics::describe_metrics;
-pub use namespace::{CopyStat, Listed, Namespace, Page, PutItem, PutMode, Stat, Value};
+pub use namespace::{CopyStat, Got, Listed, Namespace, Page, PutItem, PutMode, Stat, Value};
 pub use options::Options;
 pub use quarry_fabric::FabricError;
 pub use quarry_proto::refusal::Refusal;

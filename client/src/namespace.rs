@@ -3,6 +3,7 @@
 //! Decides the shape of the public calls and their rules; `write/` and `read/` do the work.
 
 use crate::{
+    buffers::Buffer,
     calls,
     client::Shared,
     error::{CallError, DeleteError, GetError, PutError},
@@ -71,6 +72,15 @@ impl PutItem {
 pub struct Value {
     /// Its bytes.
     pub bytes: Bytes,
+    /// Which write it is.
+    pub version: Version,
+}
+
+/// A value that was read into a buffer and passed every check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Got {
+    /// Its bytes, at the start of the buffer.
+    pub len: usize,
     /// Which write it is.
     pub version: Version,
 }
@@ -217,6 +227,43 @@ impl Namespace {
             results
         })
         .await
+    }
+
+    /// Reads a value straight into the caller's registered memory; `None` if the key does not exist. Nothing is copied on the way: the payload
+    /// lands in the buffer and is checked there.
+    ///
+    /// Unless it answers `Ok(Some(_))`, the buffer's bytes are **undefined**: bytes that did not pass the checks, or only parts, may lie in it.
+    /// A call that is dropped gives the buffer back as soon as the network has let go of it.
+    ///
+    /// ```no_run
+    /// # async fn example(client: quarry_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let blocks = client.namespace("kv").await?;
+    /// let buffers = client.buffers(64 << 20)?;
+    /// let buffer = buffers.take(1 << 20).await?;
+    /// let (mut buffer, result) = blocks.get_into("layer-7/block-42", buffer).await;
+    /// if let Some(got) = result? {
+    ///     let payload = &buffer.bytes()[..got.len];
+    ///     assert_eq!(payload.len(), got.len);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`GetError::BufferTooSmall`] with the length that is needed; otherwise see [`GetError`].
+    pub async fn get_into(&self, key: impl AsRef<[u8]>, buffer: Buffer) -> (Buffer, Result<Option<Got>, GetError>) {
+        let key = match Key::new(key) {
+            Ok(key) => key,
+            Err(error) => return (buffer, Err(error.into())),
+        };
+        let mut results = self.get_into_many(vec![(key, buffer)]).await;
+        results.pop().expect("one result per item")
+    }
+
+    /// The same for many values, several of them on their way at once. One result per item, in their order. Small values that lie next to
+    /// each other arrive together and are copied once.
+    pub async fn get_into_many(&self, items: Vec<(Key, Buffer)>) -> Vec<(Buffer, Result<Option<Got>, GetError>)> {
+        Box::pin(read::get_into_many(self.shared.core(), self.info.id, items, self.fresh)).await
     }
 
     /// Whether a key has a value. Opens no memory and is no use of the value: no lease, nothing is read.

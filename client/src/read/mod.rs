@@ -1,123 +1,199 @@
 //! Gets: from keys to checked values.
 //!
 //! Decides when the shards are asked: for what is not known within its lease, once more for what no known copy yielded, and then no more.
+//! All calls that read values go one way: `cache` and `resolve` find a value's copies, `plan` chooses among them, `fetch` reads, `check` has
+//! the last word. They differ in where a payload ends: in memory of its own, or in a buffer of the reader's.
 
 pub(crate) mod cache;
-pub(crate) mod fetch;
+mod check;
+mod fetch;
+mod plan;
 pub(crate) mod probe;
 mod proof;
 pub(crate) mod resolve;
+pub(crate) mod sharing;
 
-use crate::{core::Core, error::GetError, namespace::Value};
-use cache::Found;
-use fetch::{Fetched, Miss, Want};
-use quarry_wire::{ids::NamespaceId, key::Key};
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
+use crate::{
+    buffers::Buffer,
+    core::Core,
+    error::GetError,
+    namespace::{Got, Value},
 };
+use bytes::Bytes;
+use cache::Found;
+use check::Miss;
+use quarry_wire::{ids::NamespaceId, key::Key, version::Version};
+use std::sync::Arc;
 use tokio::time::Instant;
 
 /// Times that the shards are asked about one key in one call.
 const RESOLVES_MAX: u32 = 2;
 
-type Got = Result<Option<Value>, GetError>;
-
 /// Reads all `keys`. One result per key, in their order.
-pub(crate) async fn get_many(core: &Arc<Core>, namespace: NamespaceId, keys: &[Key], fresh: bool) -> Vec<Got> {
-    let deadline = match core.deadline() {
-        Ok(deadline) => deadline,
-        Err(error) => return keys.iter().map(|_| Err(GetError::from(error.clone()))).collect(),
-    };
-    // A key that is asked for twice is read once.
-    let mut places: HashMap<&Key, usize> = HashMap::new();
-    let mut unique: Vec<Key> = Vec::new();
-    let order: Vec<usize> = keys
-        .iter()
-        .map(|key| {
-            *places.entry(key).or_insert_with(|| {
-                unique.push(key.clone());
-                unique.len() - 1
-            })
-        })
-        .collect();
-    let results = get_unique(core, namespace, &unique, fresh, deadline).await;
-    order.into_iter().map(|place| results[place].clone()).collect()
-}
-
-async fn get_unique(
-    core: &Arc<Core>,
+pub(crate) async fn get_many(
+    core: &Core,
     namespace: NamespaceId,
     keys: &[Key],
     fresh: bool,
-    deadline: Instant,
-) -> Vec<Got> {
-    let mut results: Vec<Option<Got>> = keys.iter().map(|_| None).collect();
-    let mut known: BTreeMap<usize, Arc<Found>> = BTreeMap::new();
-    if !fresh {
-        let (cache, now) = (core.cache.lock(), core.options.clock.boot());
-        known.extend(keys.iter().enumerate().filter_map(|(index, key)| Some((index, cache.get(namespace, key, now)?))));
-        core.counters.cache_hits.add(known.len() as u64);
-    }
-    let mut misses: BTreeMap<usize, Miss> = BTreeMap::new();
-    let mut resolves = 0;
-    loop {
-        let missing: Vec<usize> =
-            (0..keys.len()).filter(|index| results[*index].is_none() && !known.contains_key(index)).collect();
-        if !missing.is_empty() {
-            if resolves == RESOLVES_MAX || Instant::now() >= deadline {
-                for index in missing {
-                    results[index] = Some(Err(given_up(misses.remove(&index))));
-                }
-            } else {
-                resolves += 1;
-                look_up(core, namespace, keys, &missing, deadline, &mut known, &mut results).await;
-            }
-        }
-        if known.is_empty() {
-            break;
-        }
-        let wants = std::mem::take(&mut known).into_iter();
-        let wants: Vec<Want> = wants.map(|(index, found)| Want::new(index, keys[index].clone(), found)).collect();
-        let used: BTreeMap<usize, Arc<Found>> =
-            wants.iter().map(|want| (want.index, Arc::clone(&want.found))).collect();
-        for fetched in fetch::fetch(core, namespace, wants, deadline).await {
-            match fetched {
-                Fetched::Value(index, value) => results[index] = Some(Ok(Some(value))),
-                Fetched::Missed(index, miss) => {
-                    core.cache.lock().forget(namespace, &keys[index], &used[&index]);
-                    misses.insert(index, miss);
-                }
-            }
-        }
-    }
-    let given_up = || GetError::Deadline { last: "its task ended early".to_owned() };
-    results.into_iter().map(|result| result.unwrap_or_else(|| Err(given_up()))).collect()
+) -> Vec<Result<Option<Value>, GetError>> {
+    let mut wants: Vec<Want> = keys.iter().map(|key| Want::new(key.clone(), None)).collect();
+    get_all(core, namespace, &mut wants, fresh).await;
+    let value = |it: Landed| Value { bytes: it.bytes, version: it.version };
+    wants.into_iter().map(|want| want.outcome().map(|found| found.map(value))).collect()
 }
 
-/// Asks the shards about the keys at `missing`, all in one go.
-async fn look_up(
-    core: &Arc<Core>,
+/// Reads the values of all keys into their buffers. One result per item, in their order.
+pub(crate) async fn get_into_many(
+    core: &Core,
     namespace: NamespaceId,
-    keys: &[Key],
-    missing: &[usize],
-    deadline: Instant,
-    known: &mut BTreeMap<usize, Arc<Found>>,
-    results: &mut [Option<Got>],
-) {
-    let asked = missing.iter().map(|index| &keys[*index]);
-    let resolved = resolve::resolve(core, namespace, asked, core.options.lease, deadline).await;
-    let now = core.options.clock.boot();
-    let mut cache = core.cache.lock();
-    for (index, resolved) in missing.iter().zip(resolved) {
-        match resolved {
-            Ok(None) => results[*index] = Some(Ok(None)),
-            Err(error) => results[*index] = Some(Err(error)),
-            Ok(Some(found)) => {
-                cache.insert(namespace, &keys[*index], &found, now);
-                known.insert(*index, found);
+    items: Vec<(Key, Buffer)>,
+    fresh: bool,
+) -> Vec<(Buffer, Result<Option<Got>, GetError>)> {
+    let mut wants: Vec<Want> = items.into_iter().map(|(key, buffer)| Want::new(key, Some(buffer))).collect();
+    get_all(core, namespace, &mut wants, fresh).await;
+    let got = |it: Landed| Got { len: it.len, version: it.version };
+    let result = |mut want: Want| {
+        let buffer = want.into.take().expect("a buffer is in its want except during an operation");
+        (buffer, want.outcome().map(|found| found.map(got)))
+    };
+    wants.into_iter().map(result).collect()
+}
+
+/// A value that is wanted.
+#[derive(Debug)]
+struct Want {
+    key: Key,
+    /// Where its payload is to go, if not to memory of its own.
+    into: Option<Buffer>,
+    state: State,
+    /// What the last copy that was tried met.
+    last: Option<Miss>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The shard is to be asked. The descriptor that led to nothing good, if there was one.
+    Unknown {
+        spent: Option<Arc<Found>>,
+    },
+    /// To be read from a copy that was not tried yet; those that were are marked by a bit each.
+    Found {
+        found: Arc<Found>,
+        tried: u32,
+    },
+    Done(Result<Option<Landed>, GetError>),
+}
+
+/// A value that passed every check.
+#[derive(Debug)]
+struct Landed {
+    version: Version,
+    len: usize,
+    /// Its bytes, unless they went to a buffer.
+    bytes: Bytes,
+}
+
+impl Want {
+    const fn new(key: Key, into: Option<Buffer>) -> Self {
+        Self { key, into, state: State::Unknown { spent: None }, last: None }
+    }
+
+    /// The copy that was read last is the value.
+    fn landed(&mut self, bytes: Bytes, len: usize) {
+        let State::Found { found, .. } = &self.state else { return };
+        self.state = State::Done(Ok(Some(Landed { version: found.version, len, bytes })));
+    }
+
+    /// The copy that was tried last did not yield the value.
+    fn failed(&mut self, miss: Miss) {
+        // Other copies have the same lease and the same deadline.
+        let over = matches!(miss, Miss::LeaseOver | Miss::NoRoom);
+        self.last = Some(miss);
+        if over {
+            self.spend();
+        }
+    }
+
+    /// No copy that its descriptor names can be tried; why the last one failed is told rather than `why`.
+    fn missed(&mut self, why: Miss) {
+        self.last.get_or_insert(why);
+        self.spend();
+    }
+
+    fn spend(&mut self) {
+        if let State::Found { found, .. } = &self.state {
+            self.state = State::Unknown { spent: Some(Arc::clone(found)) };
+        }
+    }
+
+    fn outcome(self) -> Result<Option<Landed>, GetError> {
+        match self.state {
+            State::Done(outcome) => outcome,
+            State::Unknown { .. } | State::Found { .. } => Err(given_up(self.last)),
+        }
+    }
+}
+
+/// Brings every want to its end.
+async fn get_all(core: &Core, namespace: NamespaceId, wants: &mut [Want], fresh: bool) {
+    let deadline = match core.deadline() {
+        Ok(deadline) => deadline,
+        Err(error) => {
+            for want in wants {
+                want.state = State::Done(Err(error.clone().into()));
+            }
+            return;
+        }
+    };
+    if !fresh {
+        let (cache, now, mut hits) = (core.cache.lock(), core.options.clock.boot(), 0);
+        for want in wants.iter_mut() {
+            if let Some(found) = cache.get(namespace, &want.key, now) {
+                want.state = State::Found { found, tried: 0 };
+                hits += 1;
             }
         }
+        core.counters.cache_hits.add(hits);
+    }
+    let mut resolves = 0;
+    loop {
+        // What is unknown when the shards were asked often enough stays so.
+        let unknown = wants.iter().any(|want| matches!(want.state, State::Unknown { .. }));
+        if unknown && resolves < RESOLVES_MAX && Instant::now() < deadline {
+            resolves += 1;
+            look_up(core, namespace, wants, deadline).await;
+        }
+        if !wants.iter().any(|want| matches!(want.state, State::Found { .. })) {
+            return;
+        }
+        fetch::fetch(core, namespace, wants, deadline).await;
+        for want in wants.iter_mut() {
+            if let State::Unknown { spent } = &mut want.state
+                && let Some(spent) = spent.take()
+            {
+                core.cache.lock().forget(namespace, &want.key, &spent);
+            }
+        }
+    }
+}
+
+/// Asks the shards about all that is unknown, in one go.
+async fn look_up(core: &Core, namespace: NamespaceId, wants: &mut [Want], deadline: Instant) {
+    let unknown = |want: &&Want| matches!(want.state, State::Unknown { .. });
+    let asked: Vec<Key> = wants.iter().filter(unknown).map(|want| want.key.clone()).collect();
+    let resolved = resolve::resolve(core, namespace, &asked, deadline).await;
+    let now = core.options.clock.boot();
+    let mut cache = core.cache.lock();
+    let unknown = |want: &&mut Want| matches!(want.state, State::Unknown { .. });
+    for (want, resolved) in wants.iter_mut().filter(unknown).zip(resolved) {
+        want.state = match resolved {
+            Ok(None) => State::Done(Ok(None)),
+            Err(error) => State::Done(Err(error)),
+            Ok(Some(found)) => {
+                cache.insert(namespace, &want.key, &found, now);
+                State::Found { found, tried: 0 }
+            }
+        };
     }
 }
 

@@ -18,13 +18,13 @@ use quarry_wire::{
     limits::{KEY_BYTES_MAX, KEYS_PER_CALL_MAX},
     version::Version,
 };
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 /// How many of `keys` are there before the first that is not.
 pub(crate) async fn leading_run(core: &Core, namespace: NamespaceId, keys: &[Key]) -> Result<usize, CallError> {
     let deadline = core.deadline()?;
-    let by_shard = resolve::by_shard(core, namespace, keys.iter());
+    let by_shard = resolve::by_shard(core, namespace, keys);
     let calls = by_shard.iter().flat_map(|(shard, indexes)| {
         indexes.chunks(KEYS_PER_CALL_MAX).map(move |indexes| async move {
             (indexes, present(core, namespace, *shard, keys, indexes, deadline).await)
@@ -82,12 +82,12 @@ async fn present(
 
 /// What is known of each key, its copies proven by their holders' signatures.
 pub(crate) async fn stat_many(
-    core: &Arc<Core>,
+    core: &Core,
     namespace: NamespaceId,
     keys: &[Key],
 ) -> Vec<Result<Option<Stat>, GetError>> {
     let resolved = match core.deadline() {
-        Ok(deadline) => resolve::resolve(core, namespace, keys.iter(), Duration::ZERO, deadline).await,
+        Ok(deadline) => resolve::probe(core, namespace, keys, deadline).await,
         Err(error) => keys.iter().map(|_| Err(error.clone().into())).collect(),
     };
     resolved.into_iter().map(stat).collect()

@@ -27,6 +27,8 @@ use quarry_wire::{
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
+/// Copies of one value that are looked at; readers mark those that they tried by a bit each.
+const COPIES_MAX: usize = 32;
 /// Neighbouring slots that are read from one holder.
 const NEIGHBOURS: u64 = 16;
 
@@ -106,7 +108,7 @@ impl Proof<'_> {
         }
         let mut copies = Vec::with_capacity(item.copies.len());
         let mut refused = None;
-        for copy in item.copies.iter().filter(|copy| !copy.journaled) {
+        for copy in item.copies.iter().filter(|copy| !copy.journaled).take(COPIES_MAX) {
             match self.place(key, version, item, copy) {
                 Ok(place) => copies.push(place),
                 Err(why) => {

@@ -28,34 +28,46 @@ use tokio::time::Instant;
 pub(crate) type Resolved = Result<Option<Arc<Found>>, GetError>;
 
 /// Which of `keys` belong to which shard, by their places.
-pub(crate) fn by_shard<'k>(
-    core: &Core,
-    namespace: NamespaceId,
-    keys: impl Iterator<Item = &'k Key>,
-) -> BTreeMap<ShardId, Vec<usize>> {
+pub(crate) fn by_shard(core: &Core, namespace: NamespaceId, keys: &[Key]) -> BTreeMap<ShardId, Vec<usize>> {
     let shards = core.control.view().read().shards();
     let mut by_shard: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
-    for (index, key) in keys.enumerate() {
+    for (index, key) in keys.iter().enumerate() {
         by_shard.entry(key.shard(namespace, shards)).or_default().push(index);
     }
     by_shard
 }
 
-/// Resolves all `keys` with a lease, or without one if it is zero. One answer per key, in their order.
-pub(crate) async fn resolve<'k>(
+/// Resolves all `keys` with a lease; callers at the same time share their calls. One answer per key, in their order.
+pub(crate) async fn resolve(core: &Core, namespace: NamespaceId, keys: &[Key], deadline: Instant) -> Vec<Resolved> {
+    let ask = |shard, keys| core.sharing.resolve(core, namespace, shard, keys, deadline);
+    each_shard(core, namespace, keys, ask).await
+}
+
+/// The same without a lease: nothing may be read through what is found.
+pub(crate) async fn probe(core: &Core, namespace: NamespaceId, keys: &[Key], deadline: Instant) -> Vec<Resolved> {
+    let ask = |shard, keys: Vec<Key>| async move {
+        let asked: Vec<&Key> = keys.iter().collect();
+        match call(core, namespace, shard, &asked, Duration::ZERO, deadline).await {
+            Ok(resolved) => resolved,
+            Err(error) => keys.iter().map(|_| Err(error.clone().into())).collect(),
+        }
+    };
+    each_shard(core, namespace, keys, ask).await
+}
+
+/// Asks all shards that have some of the keys, at once, and puts their answers in order.
+async fn each_shard<F: Future<Output = Vec<Resolved>>>(
     core: &Core,
     namespace: NamespaceId,
-    keys: impl Iterator<Item = &'k Key> + Clone,
-    lease: Duration,
-    deadline: Instant,
+    keys: &[Key],
+    ask: impl Fn(ShardId, Vec<Key>) -> F,
 ) -> Vec<Resolved> {
-    let by_shard = by_shard(core, namespace, keys.clone());
-    let keys: Vec<&Key> = keys.collect();
-    let keys = &keys;
+    let by_shard = by_shard(core, namespace, keys);
     let calls = by_shard.iter().flat_map(|(shard, indexes)| {
+        let ask = &ask;
         indexes.chunks(KEYS_PER_CALL_MAX).map(move |indexes| {
-            let asked: Vec<&Key> = indexes.iter().map(|index| keys[*index]).collect();
-            async move { (indexes, resolve_call(core, namespace, *shard, &asked, lease, deadline).await) }
+            let answers = ask(*shard, indexes.iter().map(|index| keys[*index].clone()).collect());
+            async move { (indexes, answers.await) }
         })
     });
     let mut answers: Vec<Option<Resolved>> = keys.iter().map(|_| None).collect();
@@ -111,31 +123,25 @@ async fn ask(
     Ok(reply)
 }
 
-async fn resolve_call(
+/// One call to one shard. One answer per key, in their order.
+pub(super) async fn call(
     core: &Core,
     namespace: NamespaceId,
     shard: ShardId,
     keys: &[&Key],
     lease: Duration,
     deadline: Instant,
-) -> Vec<Resolved> {
-    let fail = |error: CallError| keys.iter().map(|_| Err(GetError::from(error.clone()))).collect();
+) -> Result<Vec<Resolved>, CallError> {
     let sent = core.options.clock.boot();
-    let reply = match ask(core, namespace, shard, keys, lease, deadline).await {
-        Ok(reply) => reply,
-        Err(error) => return fail(error),
-    };
+    let reply = ask(core, namespace, shard, keys, lease, deadline).await?;
     if reply.items.len() != keys.len() {
-        return fail(untrusted(&format!("expected {} answers, found {}", keys.len(), reply.items.len())));
+        return Err(untrusted(&format!("expected {} answers, found {}", keys.len(), reply.items.len())));
     }
-    let batches = match batches(core, &reply.batches, deadline).await {
-        Ok(batches) => batches,
-        Err(error) => return fail(error),
-    };
+    let batches = batches(core, &reply.batches, deadline).await?;
     let lease = Duration::from_millis(u64::from(reply.lease_ms)).min(lease);
-    let mut proof =
-        Proof { namespace, batches, hashes: reply.hashes.as_chunks().0, sent, lease_end: sent + lease - lease / 100 };
-    keys.iter().zip(&reply.items).map(|(key, item)| proof.found(key, item)).collect()
+    let lease_end = sent + lease - lease / 100;
+    let mut proof = Proof { namespace, batches, hashes: reply.hashes.as_chunks().0, sent, lease_end };
+    Ok(keys.iter().zip(&reply.items).map(|(key, item)| proof.found(key, item)).collect())
 }
 
 pub(crate) fn untrusted(why: &str) -> CallError {

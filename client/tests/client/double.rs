@@ -289,6 +289,23 @@ impl Double {
         holder.memory.copy_in(at, &[byte ^ 4]).unwrap();
     }
 
+    /// Puts a copy of the frame of `other` in the place of `key`'s, on all holders. Both have the same length.
+    pub(crate) fn overwrite(&self, key: &str, other: &str) {
+        let state = self.world.state.lock();
+        let find = |name: &str| state.keys.iter().find(|((_, known), _)| known.as_bytes() == name.as_bytes()).unwrap();
+        let ((_, name), stored) = find(key);
+        let (_, source) = find(other);
+        let bytes = header_bytes(name.as_bytes().len()) + usize::try_from(stored.entry.payload_bytes).unwrap();
+        for holder in &self.world.holders {
+            let place = |stored: &Stored| {
+                let base = stored.grant.holder(holder.id).unwrap().base.0;
+                usize::try_from(base + u64::from(stored.entry.slot) * u64::from(stored.grant.slot_size.0)).unwrap()
+            };
+            let frame = holder.memory.copy_to_vec(place(source), bytes).unwrap();
+            holder.memory.copy_in(place(stored), &frame).unwrap();
+        }
+    }
+
     /// Closes a holder's lane, as a forced close does: nothing of an earlier writer lands any more. Later grants get another one.
     pub(crate) fn close_lane(&self, holder: usize) {
         let mut lane = self.world.holders[holder].lane.lock();

@@ -7,6 +7,7 @@ mod damage;
 mod double;
 mod endings;
 mod faults;
+mod into;
 mod probes;
 
 use double::Double;
