@@ -1,10 +1,7 @@
 //! What a client tells through the `metrics` facade: an application that installs a recorder before it connects gets these; without one they
 //! cost next to nothing.
 
-use crate::{
-    error::{GetError, PutError},
-    namespace::Value,
-};
+use crate::error::{GetError, PutError};
 use ::metrics::{Counter, Histogram, Unit, counter, describe_counter, describe_histogram, histogram};
 use quarry_wire::version::Version;
 use std::time::Duration;
@@ -99,14 +96,14 @@ impl Meters {
         }
     }
 
-    /// A call that got values ended.
-    pub(crate) fn got(&self, took: Duration, results: &[Result<Option<Value>, GetError>]) {
+    /// A call that got values ended; of each that was found, its length.
+    pub(crate) fn got<'r>(&self, took: Duration, results: impl Iterator<Item = Result<Option<usize>, &'r GetError>>) {
         self.get_duration.record(took);
         for result in results {
             match result {
-                Ok(Some(value)) => {
+                Ok(Some(bytes)) => {
                     self.get_found.increment(1);
-                    self.get_bytes.increment(value.bytes.len() as u64);
+                    self.get_bytes.increment(bytes as u64);
                 }
                 Ok(None) => self.get_absent.increment(1),
                 Err(error) => {

@@ -223,7 +223,8 @@ impl Namespace {
         let (core, began) = (self.shared.core(), Instant::now());
         calls::call(core, "get", async {
             let results = Box::pin(read::get_many(core, self.info.id, keys, self.fresh)).await;
-            core.counters.meters.got(began.elapsed(), &results);
+            let length = |value: &Option<Value>| value.as_ref().map(|value| value.bytes.len());
+            core.counters.meters.got(began.elapsed(), results.iter().map(|it| it.as_ref().map(length)));
             results
         })
         .await
@@ -263,7 +264,14 @@ impl Namespace {
     /// The same for many values, several of them on their way at once. One result per item, in their order. Small values that lie next to
     /// each other arrive together and are copied once.
     pub async fn get_into_many(&self, items: Vec<(Key, Buffer)>) -> Vec<(Buffer, Result<Option<Got>, GetError>)> {
-        Box::pin(read::get_into_many(self.shared.core(), self.info.id, items, self.fresh)).await
+        let (core, began) = (self.shared.core(), Instant::now());
+        calls::call(core, "get_into", async {
+            let results = Box::pin(read::get_into_many(core, self.info.id, items, self.fresh)).await;
+            let length = |got: &Option<Got>| got.map(|got| got.len);
+            core.counters.meters.got(began.elapsed(), results.iter().map(|(_, it)| it.as_ref().map(length)));
+            results
+        })
+        .await
     }
 
     /// Whether a key has a value. Opens no memory and is no use of the value: no lease, nothing is read.

@@ -1,6 +1,7 @@
 //! Allocations of a client in steady state, counted over its whole process: the cluster is a double in a process of its own.
 
 #![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
+#![expect(clippy::print_stdout, reason = "one process tells the other where it is, and figures are for people")]
 
 #[path = "../client/double.rs"]
 #[expect(dead_code, reason = "most of the double's faults are for the other suite")]
@@ -11,8 +12,8 @@ use quarry_client::{Buffer, Client, Cluster, Key, Namespace, NamespaceSpec, Opti
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::{
     alloc::System,
-    io::{BufRead as _, BufReader, Read as _},
-    process::{Child, Command, Stdio},
+    io::{BufRead as _, BufReader, Lines, Read as _},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
 #[global_allocator]
@@ -35,7 +36,11 @@ fn serve_a_double() {
 }
 
 /// The process of a double; it ends when its standard input does, so with this one.
-struct Other(Child);
+struct Other {
+    child: Child,
+    /// Kept open, or what it says at its end would be an error.
+    _says: Lines<BufReader<ChildStdout>>,
+}
 
 impl Other {
     fn start() -> (Self, Cluster) {
@@ -45,17 +50,17 @@ impl Other {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut found = lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("cluster ")?.parse().ok());
-        let cluster = found.next().expect("a double says where it is");
-        (Self(child), cluster)
+        let mut says = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut lines = says.by_ref().map_while(Result::ok);
+        let cluster = lines.find_map(|line| line.strip_prefix("cluster ")?.parse().ok());
+        (Self { child, _says: says }, cluster.expect("a double says where it is"))
     }
 }
 
 impl Drop for Other {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        self.0.wait().unwrap();
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap();
     }
 }
 
