@@ -34,6 +34,8 @@ mod node;
 mod probe;
 mod proposer;
 mod service;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod timekeeper;
 mod tree;
 

@@ -101,14 +101,27 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
 }
 
 /// A pure machine as consensus sees it.
-pub(crate) struct StateMachine<S>(S);
+pub(crate) struct StateMachine<S: Replicated> {
+    state: S,
+    #[cfg(feature = "sim")]
+    watched: Option<crate::sim::Watched<S>>,
+}
 
-impl<S> StateMachine<S> {
+impl<S: Replicated> StateMachine<S> {
     pub(crate) const fn new(state: S) -> Self {
-        Self(state)
+        Self {
+            state,
+            #[cfg(feature = "sim")]
+            watched: None,
+        }
+    }
+    /// One whose every step is seen.
+    #[cfg(feature = "sim")]
+    pub(crate) const fn watched(state: S, watched: crate::sim::Watched<S>) -> Self {
+        Self { state, watched: Some(watched) }
     }
     pub(crate) const fn state(&self) -> &S {
-        &self.0
+        &self.state
     }
 }
 
@@ -120,22 +133,30 @@ impl<S: Replicated> Machine for StateMachine<S> {
         // A replica that skipped an entry would drift away from the others: better none than a wrong one.
         let entry = Entry::<S::Command>::decode(command)
             .unwrap_or_else(|error| panic!("entry {index} of the log cannot be applied: {error}"));
-        entry.commands.into_iter().map(|command| self.0.apply(entry.at, command)).collect()
+        #[cfg(feature = "sim")]
+        let before = self.watched.is_some().then(|| self.state.clone());
+        let outcomes = entry.commands.into_iter().map(|command| self.state.apply(entry.at, command)).collect();
+        #[cfg(feature = "sim")]
+        if let Some((watched, before)) = self.watched.as_ref().zip(before) {
+            let entry = Entry::<S::Command>::decode(command).expect("it was decoded above");
+            watched(index, &entry, &before, &self.state, &outcomes);
+        }
+        outcomes
     }
 
     fn snapshot(&self) -> Box<dyn SnapshotWriter> {
-        Box::new(Frozen(self.0.clone()))
+        Box::new(Frozen(self.state.clone()))
     }
 
     fn restore(&mut self, input: &mut dyn io::Read) -> io::Result<()> {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes)?;
-        self.0 = S::decode(&bytes)?;
+        self.state = S::decode(&bytes)?;
         Ok(())
     }
 
     fn hash(&self) -> [u8; 32] {
-        self.0.hash()
+        self.state.hash()
     }
 }
 

@@ -67,9 +67,27 @@ impl Host {
             .await
             .map_err(std::io::Error::other)
             .doing(|| "open the log".to_owned())??;
-        let store = Arc::new(store);
         let links = Links::new(config.node, Arc::clone(&config.connect));
         let ports = Ports::new(config.node);
+        Ok(Self::of(config, Arc::new(store), links, ports))
+    }
+
+    /// A host in a simulated world, on this disk and wire. Its folder holds snapshots only; give each life of a node one of its
+    /// own, with the files that the one before it left behind.
+    ///
+    /// # Errors
+    /// [`RaftError::Settings`].
+    #[cfg(feature = "sim")]
+    pub fn simulated(config: HostConfig, disk: &crate::sim::Disk, net: &crate::sim::Net) -> Result<Self, RaftError> {
+        config.check()?;
+        let store = Arc::new(Store::simulated(&config, disk));
+        let ports = Ports::new(config.node);
+        let links = Links::simulated(Arc::clone(&config.connect), net.clone(), Arc::clone(&ports));
+        net.join(Arc::clone(&ports));
+        Ok(Self::of(config, store, links, ports))
+    }
+
+    fn of(config: HostConfig, store: Arc<Store>, links: Arc<Links>, ports: Arc<Ports>) -> Self {
         let service = PeerService::new(Arc::clone(&ports));
         tokio::spawn(end_at_fault(store.committer().watch_failed(), Arc::clone(&ports), Arc::clone(&links)));
         let inner = Inner {
@@ -82,7 +100,7 @@ impl Host {
             starting: tokio::sync::Mutex::new(()),
             closed: AtomicBool::new(false),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     /// This node.
@@ -190,7 +208,11 @@ impl Host {
         stop(self.inner.ports.close()).await;
         self.inner.links.close();
         let store = Arc::clone(&self.inner.store);
-        if let Err(error) = tokio::task::spawn_blocking(move || store.close()).await {
+        let closed = blocking(move || {
+            store.close();
+            Ok(())
+        });
+        if let Err(error) = closed.await {
             tracing::error!(%error, "the log was not closed cleanly");
         }
     }

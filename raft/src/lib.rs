@@ -23,6 +23,8 @@ mod machine;
 mod metrics;
 mod reads;
 mod replica;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod status;
 mod store;
 mod transport;

@@ -170,5 +170,10 @@ impl RaftSnapshotBuilder<Types> for Builder {
 pub(crate) async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> io::Result<R> + Send + 'static,
 ) -> io::Result<R> {
+    #[cfg(feature = "sim")]
+    if crate::sim::is_here() {
+        // Another thread would come back at a moment of its own.
+        return work();
+    }
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }

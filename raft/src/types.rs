@@ -9,6 +9,11 @@ use openraft::type_config::alias;
 use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+#[cfg(feature = "sim")]
+use crate::sim::runtime::Runtime;
+#[cfg(not(feature = "sim"))]
+use openraft::TokioRuntime as Runtime;
+
 openraft::declare_raft_types!(
     /// Standard Raft (one leader in a term), opaque commands, outcomes that never leave the process.
     pub(crate) Types:
@@ -16,6 +21,7 @@ openraft::declare_raft_types!(
         R = Reply,
         NodeId = u64,
         Node = BasicNode,
+        AsyncRuntime = Runtime,
         LeaderId = openraft::impls::leader_id_std::LeaderId<Self::Term, Self::NodeId>,
 );
 

@@ -45,10 +45,18 @@ pub(crate) enum Job {
 }
 
 pub(crate) struct Committer {
-    jobs: Sender<Job>,
+    jobs: Queue,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Why the first sync that failed did.
     fault: Arc<watch::Sender<Option<String>>>,
+}
+
+/// Where jobs go.
+enum Queue {
+    Thread(Sender<Job>),
+    /// A task that plays the thread in simulated time.
+    #[cfg(feature = "sim")]
+    Task(tokio::sync::mpsc::UnboundedSender<Job>),
 }
 
 impl Committer {
@@ -59,13 +67,31 @@ impl Committer {
             let fault = Arc::clone(&fault);
             move || run(&disk, &queue, &fault)
         })?;
-        Ok(Self { jobs, thread: Mutex::new(Some(thread)), fault })
+        Ok(Self { jobs: Queue::Thread(jobs), thread: Mutex::new(Some(thread)), fault })
+    }
+
+    /// One whose jobs and faults are the business of a task.
+    #[cfg(feature = "sim")]
+    pub(crate) fn of_task(
+        jobs: tokio::sync::mpsc::UnboundedSender<Job>,
+        fault: Arc<watch::Sender<Option<String>>>,
+    ) -> Self {
+        Self { jobs: Queue::Task(jobs), thread: Mutex::new(None), fault }
+    }
+
+    /// The job, if the thread has ended.
+    fn send(&self, job: Job) -> Result<(), Job> {
+        match &self.jobs {
+            Queue::Thread(jobs) => jobs.send(job).map_err(|unsent| unsent.0),
+            #[cfg(feature = "sim")]
+            Queue::Task(jobs) => jobs.send(job).map_err(|unsent| unsent.0),
+        }
     }
 
     /// Hands a job over. When the thread has ended, the job comes to an end with an error.
     pub(crate) fn submit(&self, job: Job) {
-        if let Err(unsent) = self.jobs.send(job) {
-            finish(unsent.0, Err("the log is closed"));
+        if let Err(unsent) = self.send(job) {
+            finish(unsent, Err("the log is closed"));
         }
     }
 
@@ -89,7 +115,7 @@ impl Committer {
     /// Ends the thread after one more round. Blocks for as long as that takes.
     pub(crate) fn stop(&self) {
         // A thread that has ended already is what we want.
-        drop(self.jobs.send(Job::Stop));
+        drop(self.send(Job::Stop));
         if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
@@ -158,7 +184,7 @@ fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<
     }
 }
 
-fn finish(job: Job, result: Result<(), &str>) {
+pub(crate) fn finish(job: Job, result: Result<(), &str>) {
     let result = result.map_err(|why| io::Error::other(why.to_owned()));
     match job {
         Job::Append(done) => done.io_completed(result),

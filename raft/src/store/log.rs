@@ -17,6 +17,7 @@ use openraft::{EntryPayload, LogState, OptionalSend, RaftLogReader};
 use parking_lot::RwLock;
 
 use super::committer::Job;
+use super::database::Batch;
 use super::keys::{self, EntryReader, MetaKind, PlaceRecord, VoteRecord};
 use super::{Open, Store, remove_batch};
 use crate::ids::GroupId;
@@ -62,11 +63,11 @@ impl GroupLog {
             let vote = read_meta::<VoteRecord>(open, group, MetaKind::Vote)?.map(Vote::from);
             let purged = read_meta::<PlaceRecord>(open, group, MetaKind::Purged)?.map(LogId::from);
             let all = keys::log_key(group, 0, 0)..=keys::log_key(group, u64::MAX, u8::MAX);
-            let begins = match open.log.range(all.clone()).keys().next().transpose()? {
+            let begins = match open.log.keys(all.clone()).next().transpose()? {
                 Some(key) => keys::index_of(&key)?,
                 None => 0,
             };
-            let last = match open.log.range(all).keys().next_back().transpose()? {
+            let last = match open.log.keys(all).next_back().transpose()? {
                 Some(key) => Some(keys::index_of(&key)?),
                 None => None,
             };
@@ -85,10 +86,7 @@ impl GroupLog {
 
     fn write_meta(&self, kind: MetaKind, record: &impl serde::Serialize) -> io::Result<()> {
         let value = keys::encode_meta(record)?;
-        self.store.with(|open| {
-            open.meta.insert(keys::meta_key(self.group, kind), value)?;
-            Ok(())
-        })
+        self.store.with(|open| open.meta.insert(keys::meta_key(self.group, kind), value))
     }
 
     /// Entries of `from..=to` that the log contains; stops early once `limit` bytes were read.
@@ -238,7 +236,7 @@ impl RaftLogStorage<Types> for GroupLog {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<Entry> = entries.into_iter().collect();
-        let mut batch = sled::Batch::default();
+        let mut batch = Batch::default();
         for entry in &entries {
             for (part, value) in (0_u8..).zip(keys::encode_entry(entry)?) {
                 batch.insert(&keys::log_key(self.group, entry.log_id.index(), part), value);
@@ -246,7 +244,7 @@ impl RaftLogStorage<Types> for GroupLog {
         }
         {
             let mut state = self.state.write();
-            self.store.with(|open| Ok(open.log.apply_batch(batch)?))?;
+            self.store.with(|open| open.log.apply(batch))?;
             if state.last.is_none() {
                 state.begins = entries.first().map_or(0, |first| first.log_id.index());
             }
@@ -271,7 +269,7 @@ impl RaftLogStorage<Types> for GroupLog {
             let range = keys::log_key(self.group, from, 0)..=keys::log_key(self.group, u64::MAX, u8::MAX);
             // In one batch, so that a crash leaves no hole and no half of an entry. What is cut off was never
             // committed, so it is short.
-            remove_batch(&open.log, open.log.range(range).keys(), usize::MAX).map(drop)
+            remove_batch(&open.log, open.log.keys(range), usize::MAX).map(drop)
         })?;
         let cut = state.tail.split_off(&from);
         state.tail_bytes -= cut.values().map(bytes_of).sum::<usize>();

@@ -13,6 +13,7 @@
 pub(crate) mod committer;
 #[cfg(test)]
 mod conformance;
+pub(crate) mod database;
 pub(crate) mod disk;
 pub(crate) mod keys;
 pub(crate) mod log;
@@ -29,6 +30,7 @@ use crate::config::{DiskSync, HostConfig};
 use crate::error::{Doing, RaftError};
 use crate::ids::{GroupId, RaftNodeId};
 use committer::{Committer, Durable};
+use database::{Batch, Medium, Tree};
 
 const FORMAT: &str = "quarry-raft 1";
 /// How many keys one batch of a purge removes.
@@ -36,13 +38,9 @@ const REMOVE_BATCH: usize = 1_000;
 
 /// The open database. Dropped on close, so that the folder can be opened again by this process.
 struct Open {
-    db: sled::Db,
-    log: sled::Tree,
-    meta: sled::Tree,
-    /// A second handle of the database file: the database itself only asks for write-out, which is not safe from
-    /// power loss.
-    file: File,
-    _lock: File,
+    log: Tree,
+    meta: Tree,
+    medium: Medium,
 }
 
 /// Shared with the committer thread.
@@ -74,12 +72,22 @@ impl Store {
             file.sync_all()?;
             disk::sync_dir(&path)?;
             disk::sync_dir(&dir)?;
-            Ok(Open { db, log, meta, file, _lock: lock })
+            Ok(Open { log: Tree::Sled(log), meta: Tree::Sled(meta), medium: Medium::Folder { db, file, _lock: lock } })
         };
         let open = open().doing(|| format!("open the log database {}", path.display()))?;
         let files = Arc::new(Files { open: RwLock::new(Some(open)), disk: Arc::clone(&config.disk) });
         let committer = Committer::start(Arc::clone(&files)).doing(|| "start the committer thread".to_owned())?;
         Ok(Self { dir, files, committer })
+    }
+
+    /// A store in memory: what it forgets when its node crashes is decided by `disk`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn simulated(config: &HostConfig, disk: &crate::sim::Disk) -> Self {
+        let (log, meta, life) = disk.open();
+        let open = Open { log: Tree::Memory(log), meta: Tree::Memory(meta), medium: Medium::Memory };
+        let files = Arc::new(Files { open: RwLock::new(Some(open)), disk: Arc::clone(&config.disk) });
+        let committer = crate::sim::disk::start_committer(Arc::clone(&files), life);
+        Self { dir: config.dir.clone(), files, committer }
     }
 
     pub(crate) fn committer(&self) -> &Committer {
@@ -109,33 +117,37 @@ impl Files {
 
 impl Durable for Arc<Files> {
     fn make_durable(&self) -> io::Result<()> {
-        self.with(|open| {
-            open.db.flush()?;
-            self.disk.sync_data(&open.file)
+        self.with(|open| match &open.medium {
+            Medium::Folder { db, file, .. } => {
+                db.flush()?;
+                self.disk.sync_data(file)
+            }
+            #[cfg(feature = "sim")]
+            Medium::Memory => Ok(()),
         })
     }
 
     fn purge(&self, group: GroupId, upto: u64) -> io::Result<bool> {
         self.with(|open| {
             let range = keys::log_key(group, 0, 0)..=keys::log_key(group, upto, u8::MAX);
-            remove_batch(&open.log, open.log.range(range).keys(), REMOVE_BATCH)
+            remove_batch(&open.log, open.log.keys(range), REMOVE_BATCH)
         })
     }
 }
 
 /// Removes the first `limit` keys of a range in one batch. Returns whether more may follow.
 fn remove_batch(
-    tree: &sled::Tree,
-    keys: impl Iterator<Item = sled::Result<sled::IVec>>,
+    tree: &Tree,
+    keys: impl Iterator<Item = io::Result<sled::IVec>>,
     limit: usize,
 ) -> io::Result<bool> {
-    let mut batch = sled::Batch::default();
+    let mut batch = Batch::default();
     let mut count = 0;
     for key in keys.take(limit) {
         batch.remove(key?);
         count += 1;
     }
-    tree.apply_batch(batch)?;
+    tree.apply(batch)?;
     Ok(count == limit)
 }
 

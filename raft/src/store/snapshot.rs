@@ -105,6 +105,11 @@ impl SnapshotFile {
         &self.meta
     }
 
+    #[cfg(feature = "sim")]
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Bytes of the whole file.
     pub(crate) fn length(&self) -> u64 {
         self.length

@@ -1,7 +1,7 @@
 //! The calling side of links: one task per peer, which dials, says hello, and multiplexes the calls of all groups.
 //! Keeps *Every call ends*: with an answer, its deadline, or the end of the link, whichever comes first.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,11 +40,15 @@ pub(crate) enum LinkError {
     Deadline(Duration),
 }
 
-struct Outgoing {
-    group: GroupId,
-    kind: pb::Kind,
-    body: Bytes,
-    answer: oneshot::Sender<Result<Bytes, LinkError>>,
+/// Where the answer to a call goes.
+pub(crate) type Waiting = oneshot::Sender<Result<Bytes, LinkError>>;
+
+/// A call that waits to be sent.
+pub(crate) struct Outgoing {
+    pub(crate) group: GroupId,
+    pub(crate) kind: pb::Kind,
+    pub(crate) body: Bytes,
+    pub(crate) answer: Waiting,
 }
 
 /// The way to one peer. Cheap to clone.
@@ -90,11 +94,37 @@ pub(crate) struct Links {
     connect: Connect,
     links: Mutex<HashMap<RaftNodeId, Link>>,
     closed: watch::Sender<bool>,
+    /// In a simulated world: the wire, and the side of this node that others reach.
+    #[cfg(feature = "sim")]
+    simulated: Option<(crate::sim::Net, Arc<super::service::Ports>)>,
 }
 
 impl Links {
     pub(crate) fn new(node: RaftNodeId, connect: Connect) -> Arc<Self> {
-        Arc::new(Self { node, connect, links: Mutex::new(HashMap::new()), closed: watch::Sender::new(false) })
+        Arc::new(Self {
+            node,
+            connect,
+            links: Mutex::new(HashMap::new()),
+            closed: watch::Sender::new(false),
+            #[cfg(feature = "sim")]
+            simulated: None,
+        })
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn simulated(connect: Connect, net: crate::sim::Net, own: Arc<super::service::Ports>) -> Arc<Self> {
+        Arc::new(Self {
+            node: own.node,
+            connect,
+            links: Mutex::new(HashMap::new()),
+            closed: watch::Sender::new(false),
+            simulated: Some((net, own)),
+        })
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn world(&self) -> Option<&(crate::sim::Net, Arc<super::service::Ports>)> {
+        self.simulated.as_ref()
     }
 
     pub(crate) fn node(&self) -> RaftNodeId {
@@ -111,6 +141,13 @@ impl Links {
             return link.clone();
         }
         let (queue, calls) = mpsc::channel(QUEUE);
+        #[cfg(feature = "sim")]
+        if let Some((net, own)) = &self.simulated {
+            tokio::spawn(net.clone().carry(Arc::clone(own), peer, calls));
+            let link = Link { addr: addr.to_owned(), queue };
+            links.insert(peer, link.clone());
+            return link;
+        }
         let driver = Driver {
             node: self.node,
             peer,
@@ -229,7 +266,7 @@ impl Driver {
         out: mpsc::Sender<pb::ToPeer>,
         mut answers: Streaming<pb::FromPeer>,
     ) -> LinkError {
-        let mut waiting: HashMap<u64, oneshot::Sender<Result<Bytes, LinkError>>> = HashMap::new();
+        let mut waiting: BTreeMap<u64, Waiting> = BTreeMap::new();
         let mut batch = vec![first];
         let error = loop {
             if batch.is_empty() {
@@ -281,7 +318,8 @@ impl Driver {
     }
 }
 
-fn settle(waiting: &mut HashMap<u64, oneshot::Sender<Result<Bytes, LinkError>>>, message: pb::FromPeer) {
+/// Hands answers to those who wait for them.
+pub(crate) fn settle(waiting: &mut BTreeMap<u64, Waiting>, message: pb::FromPeer) {
     for answer in message.answers {
         let Some(caller) = waiting.remove(&answer.id) else { continue };
         let result = match answer.refusal {

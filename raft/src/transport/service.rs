@@ -1,6 +1,6 @@
 //! The answering side: accepts links and snapshots and hands them to the groups of this node.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// The groups of this node, as peers reach them.
 pub(crate) struct Ports {
     pub(crate) node: RaftNodeId,
-    groups: RwLock<HashMap<GroupId, Arc<dyn Port>>>,
+    groups: RwLock<BTreeMap<GroupId, Arc<dyn Port>>>,
     closed: watch::Sender<bool>,
 }
 
 impl Ports {
     pub(crate) fn new(node: RaftNodeId) -> Arc<Self> {
-        Arc::new(Self { node, groups: RwLock::new(HashMap::new()), closed: watch::Sender::new(false) })
+        Arc::new(Self { node, groups: RwLock::new(BTreeMap::new()), closed: watch::Sender::new(false) })
     }
 
     /// Adds a group; `false` when there is one of this name.
@@ -52,10 +52,10 @@ impl Ports {
     /// Takes all groups away and ends all links.
     pub(crate) fn close(&self) -> Vec<Arc<dyn Port>> {
         self.closed.send_replace(true);
-        self.groups.write().drain().map(|(_, port)| port).collect()
+        std::mem::take(&mut *self.groups.write()).into_values().collect()
     }
 
-    fn get(&self, group: GroupId) -> Option<Arc<dyn Port>> {
+    pub(crate) fn get(&self, group: GroupId) -> Option<Arc<dyn Port>> {
         self.groups.read().get(&group).cloned()
     }
 
@@ -214,7 +214,8 @@ async fn write(mut answers: mpsc::UnboundedReceiver<pb::Answer>, out: mpsc::Send
     }
 }
 
-fn dispatch(ports: &Ports, call: pb::Call, answers: &mpsc::UnboundedSender<pb::Answer>) {
+/// Hands a call to its group; the answer goes out when it is there.
+pub(crate) fn dispatch(ports: &Ports, call: pb::Call, answers: &mpsc::UnboundedSender<pb::Answer>) {
     let answer = {
         let id = call.id;
         move |result: Result<bytes::Bytes, pb::Reason>| match result {
