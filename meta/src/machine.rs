@@ -135,7 +135,8 @@ impl<S: Replicated> Machine for StateMachine<S> {
             .unwrap_or_else(|error| panic!("entry {index} of the log cannot be applied: {error}"));
         #[cfg(feature = "sim")]
         let before = self.watched.is_some().then(|| self.state.clone());
-        let outcomes = entry.commands.into_iter().map(|command| self.state.apply(entry.at, command)).collect();
+        let outcomes: Vec<S::Outcome> =
+            entry.commands.into_iter().map(|command| self.state.apply(entry.at, command)).collect();
         #[cfg(feature = "sim")]
         if let Some((watched, before)) = self.watched.as_ref().zip(before) {
             let entry = Entry::<S::Command>::decode(command).expect("it was decoded above");

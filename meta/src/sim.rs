@@ -138,7 +138,11 @@ impl SimMeta {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub async fn direct(&self, command: DirectoryCommand, deadline: Instant) -> Result<Done<DirectoryOutcome>, Refusal> {
+    pub async fn direct(
+        &self,
+        command: DirectoryCommand,
+        deadline: Instant,
+    ) -> Result<Done<DirectoryOutcome>, Refusal> {
         self.directory.leads()?;
         let done = self.directory.propose(command, deadline).await?;
         Ok(Done { at: done.at, outcome: done.outcome })
@@ -198,8 +202,7 @@ impl SimMeta {
         let shard = self.shard(shard);
         shard.hosted.leads()?;
         shard.horizon.reach(&shard.hosted, wanted, deadline).await?;
-        let give =
-            |state: &Shard, running: LogTime| (read(state), leases::lease(wanted, state.horizon(), running));
+        let give = |state: &Shard, running: LogTime| (read(state), leases::lease(wanted, state.horizon(), running));
         shard.hosted.read_linearized(deadline, give).await
     }
 

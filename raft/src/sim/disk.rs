@@ -161,10 +161,8 @@ impl MemoryTree {
 
     pub(crate) fn range(&self, from: &[u8], to: &[u8]) -> std::vec::IntoIter<io::Result<(IVec, IVec)>> {
         let found = self.life.with(|state| {
-            let range = state.live[self.tree].range::<[u8], _>((
-                std::ops::Bound::Included(from),
-                std::ops::Bound::Included(to),
-            ));
+            let range = state.live[self.tree]
+                .range::<[u8], _>((std::ops::Bound::Included(from), std::ops::Bound::Included(to)));
             range.map(|(key, value)| Ok((key.clone(), value.clone()))).collect::<Vec<_>>()
         });
         found.unwrap_or_else(|error| vec![Err(error)]).into_iter()
@@ -196,6 +194,7 @@ async fn run(
         } else {
             Some(queue.recv().await.unwrap_or(Job::Stop))
         };
+        let idle = first.is_none();
         let mut waiting = Vec::new();
         let mut stop = false;
         for job in first.into_iter().chain(std::iter::from_fn(|| queue.try_recv().ok())) {
@@ -209,6 +208,9 @@ async fn run(
                 }
                 Job::Stop => stop = true,
             }
+        }
+        if waiting.is_empty() && !stop && !idle {
+            continue;
         }
         let pace = life.pace();
         if pace.acknowledged_early {

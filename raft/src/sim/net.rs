@@ -14,8 +14,8 @@ use super::{between, chance, note};
 use crate::ids::{GroupId, RaftNodeId};
 use crate::store::snapshot::SnapshotFile;
 use crate::transport::link::{LinkError, Outgoing, settle};
+use crate::transport::pb;
 use crate::transport::service::{Ports, dispatch};
-use crate::transport::{Port, pb};
 use crate::types::Vote;
 
 /// How the wire is.

@@ -87,6 +87,7 @@ impl Tree {
 type Item = io::Result<(IVec, IVec)>;
 
 /// An iterator over a part of a tree.
+#[cfg_attr(feature = "sim", expect(clippy::large_enum_variant, reason = "the large one is the one of production"))]
 pub(crate) enum Range {
     Sled(sled::Iter),
     #[cfg(feature = "sim")]

@@ -136,11 +136,7 @@ impl Durable for Arc<Files> {
 }
 
 /// Removes the first `limit` keys of a range in one batch. Returns whether more may follow.
-fn remove_batch(
-    tree: &Tree,
-    keys: impl Iterator<Item = io::Result<sled::IVec>>,
-    limit: usize,
-) -> io::Result<bool> {
+fn remove_batch(tree: &Tree, keys: impl Iterator<Item = io::Result<sled::IVec>>, limit: usize) -> io::Result<bool> {
     let mut batch = Batch::default();
     let mut count = 0;
     for key in keys.take(limit) {
