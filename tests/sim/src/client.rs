@@ -205,7 +205,7 @@ impl Client {
         });
         if !usable {
             self.slabs.remove(&shard);
-            let ttl = sim::between(Duration::from_secs(2), Duration::from_secs(6));
+            let ttl = Duration::from_millis(2_000 + sim::roll(4_000));
             let asked = GrantRequest {
                 request: self.request(shard),
                 writer: self.writer,
