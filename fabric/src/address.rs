@@ -32,6 +32,17 @@ impl FabricAddress {
         Ok(Self { bytes: bytes.into() })
     }
 
+    /// A socket address, as the `net` and `tcp` providers write it.
+    #[expect(clippy::host_endian_bytes, reason = "sa_family is in the host's order by definition")]
+    pub(crate) fn of_socket(ip: Ipv4Addr, port: u16) -> Self {
+        let family = u16::try_from(libc::AF_INET).expect("a small number");
+        let mut bytes = [0; 16];
+        bytes[..2].copy_from_slice(&family.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&port.to_be_bytes());
+        bytes[4..8].copy_from_slice(&ip.octets());
+        Self { bytes: bytes.into() }
+    }
+
     /// The bytes to send to peers.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {

@@ -10,10 +10,11 @@
 use crate::{
     Access, FabricAddress, FabricError, LocalSpan, Memory, OperationError, Pieces, Pool, PoolRegistration, Provider,
     Registration, RemoteSpan, Wait,
+    carrier::{Domain, Wires},
     metrics::Meters,
     operation::{Op, Outcome, Pending, Permits},
     poller::{Poller, Watch},
-    raw::{self, Direction, Domain, Order, Source, WaitObject, Wires},
+    raw::{self, Direction, Order, Source},
 };
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -139,8 +140,8 @@ impl Endpoint {
         }
         let poller = Poller::shared()?;
         let source = Source { ip: bind, port };
-        let domain = Arc::new(Domain::open(raw::discover(provider.name(), &source)?)?);
-        let wires = Wires::open(Arc::clone(&domain), &source, WaitObject::Descriptor)?;
+        let domain = Arc::new(Domain::open(&provider, &source)?);
+        let wires = Wires::open(&domain, &source)?;
         let descriptor = wires.descriptor();
         let core = Arc::new(Core {
             closed: AtomicBool::new(false),
@@ -154,7 +155,7 @@ impl Endpoint {
             pending: Pending::default(),
             exposed: Mutex::default(),
             // Below the provider's own depth, so that a full queue is ours to wait for.
-            depth: Arc::new(Semaphore::new((domain.info.transmit_depth() * 3 / 4).clamp(1, DEPTH_MAX))),
+            depth: Arc::new(Semaphore::new((domain.transmit_depth() * 3 / 4).clamp(1, DEPTH_MAX))),
             moved: Notify::new(),
             next_local_key: AtomicU64::new(1),
             meters: Meters::new(),
@@ -221,7 +222,7 @@ impl Endpoint {
     /// Local pieces that one operation may have here: what the provider takes, at most [`PIECES_MAX`](crate::PIECES_MAX).
     #[must_use]
     pub fn pieces_max(&self) -> usize {
-        self.core().domain.info.pieces_max()
+        self.core().domain.pieces_max()
     }
 
     /// Makes a peer known. Nothing is sent: the connection is made by the first operation, and again by the next one after it
@@ -479,7 +480,7 @@ impl Core {
         if local.iter().any(|piece| !piece.registration.belongs_to(&self.domain)) {
             return Err(FabricError::WrongEndpoint { what: "registration" }.into());
         }
-        let (found, limit) = (local.count(), self.domain.info.pieces_max());
+        let (found, limit) = (local.count(), self.domain.pieces_max());
         if found > limit {
             return Err(FabricError::TooManyPieces { limit, found }.into());
         }

@@ -22,8 +22,10 @@
 #![expect(unsafe_code, reason = "this crate is where Quarry calls C")]
 
 mod address;
+mod carrier;
 mod child;
 mod client;
+mod double;
 mod endpoint;
 mod error;
 mod memory;
@@ -42,6 +44,7 @@ mod wait;
 pub use address::FabricAddress;
 pub use child::without_our_descriptors;
 pub use client::{ClientEndpoint, LocalBuffer};
+pub use double::{DoubleNetwork, Faults};
 pub use endpoint::{Endpoint, EndpointConfig, Peer};
 pub use error::{FabricError, OperationError};
 pub use memory::Memory;

@@ -157,7 +157,7 @@ fn system(call: &'static str, error: rustix::io::Errno) -> FabricError {
 /// # Safety
 /// Both ranges are mapped for `length` bytes and do not overlap.
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy_opaque(from: *const u8, to: *mut u8, length: usize) {
+pub(crate) unsafe fn copy_opaque(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the caller vouches for both ranges; the direction flag is clear by the ABI.
     unsafe {
         std::arch::asm!(
@@ -175,7 +175,7 @@ unsafe fn copy_opaque(from: *const u8, to: *mut u8, length: usize) {
 /// # Safety
 /// Both ranges are mapped for `length` bytes and do not overlap.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn copy_opaque(from: *const u8, to: *mut u8, length: usize) {
+pub(crate) unsafe fn copy_opaque(from: *const u8, to: *mut u8, length: usize) {
     let mut done = 0;
     if (from as usize | to as usize) % 8 == 0 {
         while done + 8 <= length {

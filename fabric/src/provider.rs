@@ -2,7 +2,7 @@
 //! exactly that one: asked for `tcp`, 1.17 answers with `tcp;ofi_rxm`, whose endpoints never recover from a refused write.
 
 use crate::{
-    FabricError,
+    DoubleNetwork, FabricError,
     raw::{self, Source},
     reclaim_signals,
 };
@@ -12,6 +12,8 @@ use std::net::{IpAddr, Ipv4Addr};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
     name: String,
+    /// In place of libfabric.
+    network: Option<DoubleNetwork>,
 }
 
 impl Provider {
@@ -35,7 +37,17 @@ impl Provider {
     pub fn named(name: &str) -> Result<Self, FabricError> {
         reclaim_signals();
         raw::discover(name, &Source { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), port: None })?;
-        Ok(Self { name: name.to_owned() })
+        Ok(Self { name: name.to_owned(), network: None })
+    }
+
+    /// No libfabric at all but its double in memory, for fault injection: endpoints of this process on this network.
+    #[must_use]
+    pub fn double(network: &DoubleNetwork) -> Self {
+        Self { name: "double".to_owned(), network: Some(network.clone()) }
+    }
+
+    pub(crate) fn network(&self) -> Option<&DoubleNetwork> {
+        self.network.as_ref()
     }
 
     /// The name by which libfabric knows it.

@@ -5,8 +5,9 @@
 
 use crate::{
     FabricError, Memory, Pool, Span,
+    carrier::{Domain, Region},
     pieces::Pieces,
-    raw::{self, Domain, Region},
+    raw,
 };
 use libfabric_sys::flags;
 use parking_lot::Mutex;
@@ -63,8 +64,8 @@ impl Registration {
             return Err(FabricError::Empty { what: "a registration" });
         }
         let start = memory.start().wrapping_add(range.start);
-        let region = domain.register(start, range.len(), access.flags(), key)?;
-        let base = if domain.info.virtual_addresses() { start.addr() as u64 } else { 0 };
+        let region = domain.register(start, range.len(), access, key)?;
+        let base = if domain.virtual_addresses() { start.addr() as u64 } else { 0 };
         Ok(Self {
             key: region.key(),
             descriptor: region.descriptor(),

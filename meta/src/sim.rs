@@ -10,6 +10,7 @@ use crate::{
     hosted::Hosted,
     leases::{self, Horizon},
     machine::{Replicated, StateMachine},
+    tree::Trees,
 };
 use quarry_meta_state::{
     Directory, Entry, Shard,
@@ -110,7 +111,7 @@ impl SimMeta {
             let machine = StateMachine::watched(Shard::new(id, settings), watched);
             let hosted = host_group(host.start_group(group, machine).await?, &mut work);
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
-            shards.push(HostedShard { id, hosted, horizon: Horizon::default() });
+            shards.push(HostedShard { id, hosted, horizon: Horizon::default(), trees: Trees::default() });
         }
         work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         Ok(Self { node, directory, shards, _work: work })

@@ -8,7 +8,7 @@ use quarry_fabric::{
 use std::net::{IpAddr, Ipv4Addr};
 
 #[tokio::test]
-async fn what_was_written_is_read_back() {
+pub(crate) async fn what_was_written_is_read_back() {
     let target = Target::new(MIB);
     let client = open();
     let peer = client.connect(&target.endpoint.address()).unwrap();
@@ -27,7 +27,7 @@ async fn what_was_written_is_read_back() {
 }
 
 #[tokio::test]
-async fn a_completed_write_is_visible_at_once_in_the_targets_memory() {
+pub(crate) async fn a_completed_write_is_visible_at_once_in_the_targets_memory() {
     let target = Target::new(4 * MIB);
     let client = open();
     let peer = client.connect(&target.endpoint.address()).unwrap();
@@ -42,7 +42,7 @@ async fn a_completed_write_is_visible_at_once_in_the_targets_memory() {
 }
 
 #[tokio::test]
-async fn a_peer_connected_twice_stays_when_one_of_them_goes() {
+pub(crate) async fn a_peer_connected_twice_stays_when_one_of_them_goes() {
     let target = Target::new(4 * KIB);
     let client = open();
     let first = client.connect(&target.endpoint.address()).unwrap();
@@ -56,7 +56,7 @@ async fn a_peer_connected_twice_stays_when_one_of_them_goes() {
 }
 
 #[tokio::test]
-async fn wrong_calls_are_refused_with_what_was_found() {
+pub(crate) async fn wrong_calls_are_refused_with_what_was_found() {
     let target = Target::new(4 * KIB);
     let client = open();
     let other = open();
@@ -92,7 +92,7 @@ async fn wrong_calls_are_refused_with_what_was_found() {
 }
 
 #[test]
-fn a_port_in_use_and_an_unspecified_address_are_refused() {
+pub(crate) fn a_port_in_use_and_an_unspecified_address_are_refused() {
     let first = open();
     let port = first.address().port().unwrap();
     assert_eq!(first.address().ip(), Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));
@@ -108,7 +108,7 @@ fn a_port_in_use_and_an_unspecified_address_are_refused() {
 }
 
 #[tokio::test]
-async fn a_closed_endpoint_refuses_everything() {
+pub(crate) async fn a_closed_endpoint_refuses_everything() {
     let target = Target::new(4 * KIB);
     let client = open();
     let peer = client.connect(&target.endpoint.address()).unwrap();
@@ -124,7 +124,7 @@ async fn a_closed_endpoint_refuses_everything() {
 }
 
 #[tokio::test]
-async fn a_client_endpoint_opens_at_its_first_use_and_takes_any_memory() {
+pub(crate) async fn a_client_endpoint_opens_at_its_first_use_and_takes_any_memory() {
     let target = Target::new(64 * KIB);
     let client = ClientEndpoint::new(config());
     assert_eq!(client.times_opened(), 0);

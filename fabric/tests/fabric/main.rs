@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
 
 mod basics;
+mod double;
 mod fences;
 mod library;
 mod many;

@@ -30,7 +30,7 @@ async fn still_serves(client: &Endpoint, peer: &Peer, target: &Target) {
 }
 
 #[tokio::test]
-async fn wrong_keys_are_refused_and_the_target_is_untouched() {
+pub(crate) async fn wrong_keys_are_refused_and_the_target_is_untouched() {
     let target = Target::new(2 * MIB);
     target.memory.copy_in(0, &[0x11; 64]).unwrap();
     let client = open();
@@ -47,7 +47,7 @@ async fn wrong_keys_are_refused_and_the_target_is_untouched() {
 }
 
 #[tokio::test]
-async fn a_local_registration_is_of_no_use_to_peers() {
+pub(crate) async fn a_local_registration_is_of_no_use_to_peers() {
     let target = Target::new(4 * KIB);
     let local = Buffer::new(&target.endpoint, 4 * KIB);
     let client = open();
@@ -59,7 +59,7 @@ async fn a_local_registration_is_of_no_use_to_peers() {
 }
 
 #[tokio::test]
-async fn bytes_outside_of_the_registration_are_refused() {
+pub(crate) async fn bytes_outside_of_the_registration_are_refused() {
     let target = Target::new(2 * MIB);
     // Lends the middle only; the memory on both sides is there, but not lent.
     let middle =
@@ -79,7 +79,7 @@ async fn bytes_outside_of_the_registration_are_refused() {
 }
 
 #[tokio::test]
-async fn a_closed_registration_is_refused_while_others_go_on() {
+pub(crate) async fn a_closed_registration_is_refused_while_others_go_on() {
     let target = Target::new(2 * MIB);
     let client = open();
     let peer = client.connect(&target.endpoint.address()).unwrap();
@@ -99,7 +99,7 @@ async fn a_closed_registration_is_refused_while_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_key_of_one_endpoint_is_refused_at_another() {
+pub(crate) async fn a_key_of_one_endpoint_is_refused_at_another() {
     let one = Target::new(64 * KIB);
     let two = open();
     // Endpoint two lends the same memory, but under keys of its own.
@@ -114,7 +114,7 @@ async fn a_key_of_one_endpoint_is_refused_at_another() {
 }
 
 #[tokio::test]
-async fn a_refused_write_of_one_client_does_not_disturb_another() {
+pub(crate) async fn a_refused_write_of_one_client_does_not_disturb_another() {
     let target = Target::new(MIB);
     let (bad, good) = (open(), open());
     let bad_peer = bad.connect(&target.endpoint.address()).unwrap();

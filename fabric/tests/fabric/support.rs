@@ -1,10 +1,11 @@
 //! Cables: endpoints with memory, and peer processes.
 
 use quarry_fabric::{
-    Access, Endpoint, EndpointConfig, FabricAddress, LocalSpan, Memory, Provider, Registration, RemoteSpan,
-    without_our_descriptors,
+    Access, DoubleNetwork, Endpoint, EndpointConfig, FabricAddress, LocalSpan, Memory, Provider, Registration,
+    RemoteSpan, without_our_descriptors,
 };
 use std::{
+    cell::RefCell,
     io::{BufRead, BufReader, Write},
     net::{IpAddr, Ipv4Addr},
     ops::Range,
@@ -27,9 +28,32 @@ pub(crate) fn soon() -> Instant {
     Instant::now() + LONG
 }
 
+thread_local! {
+    /// Set while a test runs in the double.
+    static NETWORK: RefCell<Option<DoubleNetwork>> = const { RefCell::new(None) };
+}
+
+/// The real provider, or the double on threads that are in one.
+fn provider() -> Provider {
+    NETWORK.with_borrow(|network| network.as_ref().map(Provider::double)).unwrap_or_else(|| Provider::detect().unwrap())
+}
+
+/// Runs a test, on this thread, on a network of the double.
+pub(crate) fn in_the_double<R>(test: impl FnOnce(&DoubleNetwork) -> R) -> R {
+    struct Back(Option<DoubleNetwork>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            NETWORK.set(self.0.take());
+        }
+    }
+    let network = DoubleNetwork::new(1).unwrap();
+    let _back = Back(NETWORK.replace(Some(network.clone())));
+    test(&network)
+}
+
 pub(crate) fn config() -> EndpointConfig {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    EndpointConfig { provider: Provider::detect().unwrap(), bind, port: None, spin: Duration::ZERO }
+    EndpointConfig { provider: provider(), bind, port: None, spin: Duration::ZERO }
 }
 
 pub(crate) fn open() -> Endpoint {
