@@ -6,6 +6,7 @@ mod execute;
 mod figures;
 mod libfabric;
 mod peers;
+mod sim;
 
 use clap::{Parser, Subcommand};
 use std::{path::PathBuf, process::ExitCode};
@@ -30,6 +31,8 @@ enum Command {
     Libfabric(libfabric::LibfabricArgs),
     /// Measure Quarry and other stores one after the other. Needs python3 with venv and pip, PyPI, and redis-server.
     Peers(peers::PeersArgs),
+    /// Live through seeds of the simulated cluster.
+    Sim(sim::SimArgs),
 }
 
 #[expect(clippy::print_stdout, reason = "a command answers its user")]
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let result = root.canonicalize().map_err(Into::into).and_then(|root| match Cli::parse().command {
         Command::Arrows => arrows::check(&root).map_err(Into::into),
         Command::Libfabric(args) => libfabric::run(&root, &args).map_err(Into::into),
+        Command::Sim(args) => sim::run(&root, &args).map_err(Into::into),
         Command::Peers(args) => peers::run(&root, &args).map_err(Into::into),
         Command::Figures(args) => figures::run(&root, &args).map_err(Into::into),
         Command::Bare(args) => bare::run(&root, &args).map_err(Into::into),
