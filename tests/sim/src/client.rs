@@ -136,7 +136,9 @@ impl Client {
     {
         let give_up = Instant::now() + STUBBORN;
         while Instant::now() < give_up {
-            let node = self.leaders.get(&shard).copied().unwrap_or_else(any_node);
+            // Now and then somebody else is asked, who may think that it leads, or not know that it does.
+            let known = self.leaders.get(&shard).copied().filter(|_| !sim::chance(100));
+            let node = known.unwrap_or_else(any_node);
             match self.world.call(node, &work).await {
                 Ok(done) => {
                     self.leaders.insert(shard, node);
