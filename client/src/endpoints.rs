@@ -7,13 +7,12 @@ use crate::stats::Counters;
 use parking_lot::Mutex;
 use quarry_fabric::{
     ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, OperationError, Pieces, Pool, Provider,
-    RemoteSpan, Span, Wait,
+    RemoteSpan, Wait,
 };
 use quarry_wire::{ids::NodeId, region::RegionRecord};
 use std::{
     collections::{BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
-    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -96,17 +95,17 @@ impl Endpoints {
         Self { provider, bind, write_window, readers, counters, open: Mutex::default(), failed: Mutex::default() }
     }
 
-    /// Writes `range` of the span to the target; on `Ok` the bytes are visible there. Whether a failure is the node's fault is the
-    /// caller's to find out: its lane may have been closed.
+    /// Writes `pieces`, which have `bytes` bytes in all, to the target; on `Ok` they are visible there. Whether a failure is the node's fault
+    /// is the caller's to find out: its lane may have been closed.
     pub(crate) async fn write(
         &self,
         target: &Target,
-        span: &Arc<Span>,
-        range: Range<usize>,
+        pieces: &Pieces<LocalBuffer>,
+        bytes: usize,
         deadline: Instant,
     ) -> Result<(), OperationError> {
-        let bytes = range.len() as u64;
-        let (local, remote) = sides(target, span, range)?;
+        let bytes = bytes as u64;
+        let (local, remote) = (pieces.clone(), RemoteSpan { address: target.at, key: target.key, len: bytes });
         let outcome = match self.endpoint(target.node, &target.address, &target.provider, Direction::Write) {
             Ok(endpoint) => endpoint.write(&target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
@@ -250,9 +249,4 @@ fn local_address_towards(peer: IpAddr) -> Option<IpAddr> {
     // The port does not matter: connecting a datagram socket only chooses a route.
     socket.connect((peer, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
-}
-
-fn sides(target: &Target, span: &Arc<Span>, range: Range<usize>) -> Result<(LocalBuffer, RemoteSpan), FabricError> {
-    let remote = RemoteSpan { address: target.at, key: target.key, len: range.len() as u64 };
-    Ok((LocalBuffer::of_span(span, range)?, remote))
 }

@@ -114,6 +114,16 @@ pub enum PutError {
         /// Bytes that there are.
         found: u64,
     },
+    /// More is reserved at once than the window can hold.
+    #[error(
+        "the frames take {found} bytes of a window of {limit}: reserve fewer at once, or set a larger window_bytes"
+    )]
+    WindowExceeded {
+        /// Bytes of the window.
+        limit: usize,
+        /// Bytes of the frames, headers included.
+        found: usize,
+    },
     /// `create`: the key is there already.
     #[error("the key exists already, in version {current}")]
     Exists {

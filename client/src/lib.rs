@@ -58,5 +58,6 @@ pub use quarry_wire::{
     signed::PublicKey,
     version::{HybridClock, Version},
 };
-pub use stats::Stats;
+pub use stats::{PutTime, Stats};
 pub use view::NamespaceInfo;
+pub use write::{Reserved, ReservedMany};

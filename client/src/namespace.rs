@@ -9,7 +9,7 @@ use crate::{
     error::{CallError, DeleteError, GetError, PutError},
     read, remove,
     view::NamespaceInfo,
-    write,
+    write::{self, Reserved, ReservedMany},
 };
 use bytes::Bytes;
 use quarry_proto::v1;
@@ -206,6 +206,26 @@ impl Namespace {
             results
         })
         .await
+    }
+
+    /// A frame for a payload of `payload_bytes` bytes, in the memory that it will be written from: whoever makes the value there saves a copy.
+    /// It takes its place in the window ([`Options::window_bytes`](crate::Options::window_bytes)) until it was put or is dropped.
+    ///
+    /// # Errors
+    /// [`PutError::TooLarge`], [`PutError::Deadline`] if there was no room in the window in time, [`PutError::InvalidKey`].
+    pub async fn reserve(&self, key: impl AsRef<[u8]>, payload_bytes: usize) -> Result<Reserved, PutError> {
+        let wanted = [(Key::new(key)?, payload_bytes)];
+        let one = write::reserve_many(&self.shared, self.info.id, &wanted).await?;
+        Ok(Reserved::try_from(one).expect("one frame was asked for"))
+    }
+
+    /// Frames for many payloads, as [`reserve`](Self::reserve): those of one size lie side by side and are written together. If one cannot be had,
+    /// there are none.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve), and [`PutError::WindowExceeded`] if they are more than the window can ever hold.
+    pub async fn reserve_many(&self, wanted: &[(Key, usize)]) -> Result<ReservedMany, PutError> {
+        write::reserve_many(&self.shared, self.info.id, wanted).await
     }
 
     /// Reads a value; `None` if the key does not exist.

@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 /// Counters of one client since it was made.
@@ -30,6 +31,26 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Copies that were read and did not pass the checks.
     pub damaged_copies: u64,
+    /// Where the time of puts went.
+    pub put_time: PutTime,
+}
+
+/// Where the time of puts went, each part summed over all operations. What overlaps counts in each part; for one put at a time the parts add up
+/// to its time, but for what lies between them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PutTime {
+    /// Waiting for a slab.
+    pub slab: Duration,
+    /// Waiting for room in the window.
+    pub window: Duration,
+    /// Checksums of payloads.
+    pub crc: Duration,
+    /// Building frames: headers, and copying payloads that are not in registered memory.
+    pub build: Duration,
+    /// One-sided writes, from the first copy's post to the last copy's completion.
+    pub fabric: Duration,
+    /// Commits, from sending to the outcomes.
+    pub commit: Duration,
 }
 
 impl Stats {
@@ -53,6 +74,12 @@ pub(crate) struct Counters {
     pub(crate) lost_lane_writes: Counter,
     pub(crate) cache_hits: Counter,
     pub(crate) damaged: Counter,
+    pub(crate) awaiting_slab: Timer,
+    pub(crate) awaiting_window: Timer,
+    pub(crate) checksumming: Timer,
+    pub(crate) building: Timer,
+    pub(crate) writing: Timer,
+    pub(crate) committing: Timer,
     pub(crate) meters: Meters,
 }
 
@@ -69,8 +96,27 @@ impl Default for Counters {
             lost_lane_writes: Counter::told_as(metrics::LOST_LANE_WRITES),
             cache_hits: Counter::told_as(metrics::CACHE_HITS),
             damaged: Counter::told_as(metrics::DAMAGED),
+            awaiting_slab: Timer::default(),
+            awaiting_window: Timer::default(),
+            checksumming: Timer::default(),
+            building: Timer::default(),
+            writing: Timer::default(),
+            committing: Timer::default(),
             meters: Meters::default(),
         }
+    }
+}
+
+/// Time spent, in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Timer(AtomicU64);
+
+impl Timer {
+    pub(crate) fn add(&self, spent: Duration) {
+        self.0.fetch_add(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+    fn read(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
 }
 
@@ -113,6 +159,14 @@ impl Counters {
             lost_lane_writes: self.lost_lane_writes.read(),
             cache_hits: self.cache_hits.read(),
             damaged_copies: self.damaged.read(),
+            put_time: PutTime {
+                slab: self.awaiting_slab.read(),
+                window: self.awaiting_window.read(),
+                crc: self.checksumming.read(),
+                build: self.building.read(),
+                fabric: self.writing.read(),
+                commit: self.committing.read(),
+            },
         }
     }
 }

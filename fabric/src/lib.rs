@@ -50,7 +50,7 @@ pub use error::{FabricError, OperationError};
 pub use memory::Memory;
 pub use metrics::describe_metrics;
 pub use pieces::{PIECES_MAX, Pieces};
-pub use pool::{Pool, SPAN_ALIGN, Span};
+pub use pool::{Pool, SPAN_ALIGN, SoleSpan, Span};
 pub use provider::{Provider, library_version};
 pub use registration::{Access, LocalSpan, PoolRegistration, Registration, RemoteSpan};
 pub use signals::reclaim_signals;

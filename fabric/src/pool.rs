@@ -14,7 +14,12 @@
 use crate::{FabricError, Memory};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{Deref, DerefMut, Range},
+    sync::Arc,
+};
 use tokio::sync::Notify;
 
 /// Spans begin at a multiple of this, so that those who fill neighbouring ones share no cache line.
@@ -238,6 +243,37 @@ impl Drop for Span {
             self.pool.free.lock().give_back(self.range.clone());
             self.pool.freed.notify_waiters();
         }
+    }
+}
+
+/// A span outside of any operation, dereferencing to its bytes: no operation takes it before it is a [`Span`] again.
+#[derive(Debug)]
+pub struct SoleSpan(Span);
+
+impl From<Span> for SoleSpan {
+    fn from(span: Span) -> Self {
+        Self(span)
+    }
+}
+
+impl From<SoleSpan> for Span {
+    fn from(sole: SoleSpan) -> Self {
+        sole.0
+    }
+}
+
+impl Deref for SoleSpan {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is inside the pool's mapping, which the pool keeps; an operation takes an `Arc` of the span, which nobody has
+        // while it is in here, so only `&mut self` changes these bytes.
+        unsafe { std::slice::from_raw_parts(self.0.start(), self.0.length) }
+    }
+}
+
+impl DerefMut for SoleSpan {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.0.bytes()
     }
 }
 

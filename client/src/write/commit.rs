@@ -8,9 +8,12 @@ use crate::{
     calls::Scope,
     core::Core,
     retry::{self, CommitStep, Fault, Happened, Outcome},
-    write::slab::{Reservation, Slab},
+    write::{
+        Value,
+        slab::{Reservation, Slab},
+    },
 };
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use quarry_proto::v1;
 use quarry_wire::ids::NodeId;
@@ -46,13 +49,34 @@ struct Job {
     scope: Scope,
     answer: oneshot::Sender<Vec<Happened>>,
     /// Keeps the slab from being sealed.
-    _reservation: Reservation,
+    _reservation: Arc<Reservation>,
+}
+
+/// The entries for values that were written to these slots. Their keys share one allocation.
+pub(crate) fn entries<'a>(written: impl Iterator<Item = (u32, &'a Value)> + Clone) -> Vec<v1::CommitEntry> {
+    let (count, bytes) =
+        written.clone().fold((0, 0), |(count, bytes), (_, value)| (count + 1, bytes + value.key.as_bytes().len()));
+    let mut keys = BytesMut::with_capacity(bytes);
+    let mut entries = Vec::with_capacity(count);
+    for (slot, value) in written {
+        keys.extend_from_slice(value.key.as_bytes());
+        entries.push(v1::CommitEntry {
+            slot,
+            key: keys.split().freeze(),
+            clock: value.version.clock.0,
+            kind: v1::FrameKind::Value.into(),
+            payload_bytes: value.payload_bytes,
+            payload_crc: value.crc.expect("checksummed before it was written"),
+            mode: Some(value.mode.into()),
+        });
+    }
+    entries
 }
 
 /// Commits `entries`, whose frames are complete on `written`. One answer per entry.
 pub(crate) async fn commit(
     core: &Arc<Core>,
-    reservation: Reservation,
+    reservation: Arc<Reservation>,
     entries: Vec<v1::CommitEntry>,
     written: Vec<NodeId>,
     deadline: Instant,
@@ -79,7 +103,7 @@ pub(crate) async fn commit(
 /// Commits what waits until nothing does.
 async fn run(core: Arc<Core>, slab: Arc<Slab>) {
     loop {
-        let jobs = {
+        let mut jobs = {
             let mut waiting = slab.queue.waiting.lock();
             let jobs = next_batch(&mut waiting.jobs);
             if jobs.is_empty() {
@@ -89,12 +113,16 @@ async fn run(core: Arc<Core>, slab: Arc<Slab>) {
             jobs
         };
         let deadline = jobs.iter().map(|job| job.deadline).max().expect("there is a job");
-        let written = jobs[0].written.clone();
-        let entries: Vec<_> = jobs.iter().flat_map(|job| job.entries.iter().cloned()).collect();
+        let written = std::mem::take(&mut jobs[0].written);
+        let mut entries = Vec::new();
+        let shares: Vec<usize> = jobs.iter_mut().map(|job| take_in(&mut entries, &mut job.entries)).collect();
         let scope = shared_scope(&jobs);
-        let mut answers = scope.run(send(&core, &slab, entries, &written, deadline)).await.into_iter();
-        for job in jobs {
-            let own = answers.by_ref().take(job.entries.len()).collect();
+        let began = Instant::now();
+        let mut answers = scope.run(send(&core, &slab, entries, &written, deadline)).await;
+        core.counters.committing.add(began.elapsed());
+        // The last share first: it is cut off the end.
+        for (job, share) in jobs.into_iter().zip(shares).rev() {
+            let own = answers.split_off(answers.len() - share);
             // Whoever went away without waiting does not hear.
             drop(job.answer.send(own));
         }
@@ -109,6 +137,17 @@ fn shared_scope(jobs: &[Job]) -> Scope {
         scope.span().in_scope(|| tracing::debug!(?others, "calls share a commit"));
     }
     scope
+}
+
+/// Moves `more` to the end of `all`; answers how many they were.
+fn take_in(all: &mut Vec<v1::CommitEntry>, more: &mut Vec<v1::CommitEntry>) -> usize {
+    let count = more.len();
+    if all.is_empty() {
+        std::mem::swap(all, more);
+    } else {
+        all.append(more);
+    }
+    count
 }
 
 /// The first job and those behind it that name the same holders, up to the limit.

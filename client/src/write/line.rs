@@ -10,13 +10,16 @@ use crate::{
     write::{
         open,
         slab::{Reservation, Slab},
-        slots::slots_to_ask,
+        slots::{Ahead, slot_size_for, slots_to_ask},
     },
 };
 use futures::{FutureExt as _, future::Shared};
 use parking_lot::Mutex;
 use quarry_fabric::FabricAddress;
-use quarry_wire::ids::{NamespaceId, NodeId, ShardId};
+use quarry_wire::{
+    ids::{NamespaceId, NodeId, ShardId},
+    key::Key,
+};
 use std::{collections::VecDeque, sync::Arc};
 use tokio::{
     sync::oneshot,
@@ -24,11 +27,20 @@ use tokio::{
 };
 
 /// What the frames of a line have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct LineId {
     pub(crate) namespace: NamespaceId,
     pub(crate) shard: ShardId,
     pub(crate) slot_size: u32,
+}
+
+impl LineId {
+    /// The line of such a frame.
+    pub(crate) fn of(namespace: NamespaceId, key: &Key, payload_bytes: u64, shards: u32) -> Result<Self, PutError> {
+        let slot_size = slot_size_for(key.as_bytes().len(), payload_bytes)
+            .map_err(|limit| PutError::TooLarge { limit, found: payload_bytes })?;
+        Ok(Self { namespace, shard: key.shard(namespace, shards), slot_size })
+    }
 }
 
 #[derive(Debug)]
@@ -46,6 +58,8 @@ struct State {
     slabs: VecDeque<Arc<Slab>>,
     /// Slots of the last slab.
     last_slots: Option<u32>,
+    /// Reservations so far.
+    reservations: u64,
     /// Slots that callers know they will need.
     demand: u32,
     /// The slab that is being opened.
@@ -61,31 +75,32 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    pub(crate) fn new(line: &Arc<Line>, slots: u32) -> Self {
+    pub(crate) fn new(line: &Arc<Line>, slots: usize) -> Self {
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
         let mut state = line.state.lock();
         state.demand = state.demand.saturating_add(slots);
         drop(state);
         Self { line: Arc::clone(line), slots }
     }
-
-    /// These were reserved.
-    pub(crate) fn met(&mut self, slots: u32) {
-        let met = slots.min(self.slots);
-        self.slots -= met;
-        let mut state = self.line.state.lock();
-        state.demand = state.demand.saturating_sub(met);
-    }
 }
 
 impl Drop for Demand {
     fn drop(&mut self) {
-        self.met(self.slots);
+        let mut state = self.line.state.lock();
+        state.demand = state.demand.saturating_sub(self.slots);
     }
 }
 
 impl Line {
     pub(crate) fn new(id: LineId) -> Self {
-        let state = State { slabs: VecDeque::new(), last_slots: None, demand: 0, opening: None, used: Instant::now() };
+        let state = State {
+            slabs: VecDeque::new(),
+            last_slots: None,
+            reservations: 0,
+            demand: 0,
+            opening: None,
+            used: Instant::now(),
+        };
         Self { id, state: Mutex::new(state) }
     }
 
@@ -109,19 +124,19 @@ impl Line {
         self.state.lock().slabs.retain(|held| !Arc::ptr_eq(held, slab));
     }
 
-    /// Contiguous slots, at most `wanted`, of the slab in use or of a new one.
+    /// Contiguous slots for as much of the demand as fits, of the slab in use or of a new one; the demand is less by them.
     pub(crate) async fn reserve(
         self: &Arc<Self>,
         core: &Arc<Core>,
-        wanted: u32,
+        demand: &mut Demand,
         deadline: Instant,
     ) -> Result<Reservation, PutError> {
         let late = || PutError::Deadline { last: "waiting for a slab".to_owned() };
         loop {
-            if let Some(reservation) = self.reserve_now(core, wanted) {
+            if let Some(reservation) = self.reserve_now(core, demand) {
                 return Ok(reservation);
             }
-            let (opening, begun_for_us) = self.opening(core, wanted);
+            let (opening, begun_for_us) = self.opening(core);
             match timeout_at(deadline, opening).await {
                 Ok(Ok(Ok(()))) => {}
                 Ok(Ok(Err(error))) if begun_for_us || is_final(&error) => return Err(error),
@@ -132,39 +147,49 @@ impl Line {
         }
     }
 
-    fn reserve_now(self: &Arc<Self>, core: &Arc<Core>, wanted: u32) -> Option<Reservation> {
+    /// Of the slab in use; the next one is sent for if what is left will not do.
+    fn reserve_now(self: &Arc<Self>, core: &Arc<Core>, demand: &mut Demand) -> Option<Reservation> {
         let mut state = self.state.lock();
         state.used = Instant::now();
-        let (reservation, fetch) = loop {
+        let reservation = loop {
             let slab = state.slabs.front()?;
-            if let Some(reservation) = slab.reserve(wanted) {
-                let fetch = state.slabs.len() == 1 && state.opening.is_none() && slab.wants_successor();
-                break (reservation, fetch);
+            if let Some(reservation) = slab.reserve(demand.slots) {
+                break reservation;
             }
             // It is over; its keeper seals it.
             slab.retire();
             state.slabs.pop_front();
         };
-        let full = !reservation.slab.is_open();
+        state.reservations += 1;
+        let taken = reservation.count();
+        demand.slots -= taken;
+        state.demand = state.demand.saturating_sub(taken);
+        let ahead = Ahead {
+            free: state.slabs.iter().map(|slab| slab.free_slots()).fold(0, u32::saturating_add),
+            needed: state.demand,
+            taken,
+            slab: reservation.slab.grant().slots.0,
+            reservations: state.reservations,
+        };
+        let fetch = state.opening.is_none() && ahead.wants_slab();
         drop(state);
-        if full {
+        if !reservation.slab.is_open() {
             // Wakes the keeper.
             reservation.slab.retire();
         }
         if fetch {
-            drop(self.opening(core, 1));
+            drop(self.opening(core));
         }
         Some(reservation)
     }
 
     /// The opening that is under way, or a new one; true if it is new.
-    fn opening(self: &Arc<Self>, core: &Arc<Core>, wanted: u32) -> (Opening, bool) {
+    fn opening(self: &Arc<Self>, core: &Arc<Core>) -> (Opening, bool) {
         let mut state = self.state.lock();
         if let Some(opening) = &state.opening {
             return (opening.clone(), false);
         }
-        let needed = state.demand.max(wanted);
-        let slots = slots_to_ask(state.last_slots, needed, self.id.slot_size, core.options.slab_bytes_max);
+        let slots = slots_to_ask(state.last_slots, state.demand, self.id.slot_size, core.options.slab_bytes_max);
         let (tell, told) = oneshot::channel();
         let opening = told.shared();
         state.opening = Some(opening.clone());

@@ -12,14 +12,15 @@ use crate::{
     endpoints::Target,
     retry::Fault,
     write::{
+        frames::Frames,
         open,
         slab::{Armed, Slab},
         transfer_time,
     },
 };
-use quarry_fabric::{OperationError, Span};
+use quarry_fabric::OperationError;
 use quarry_proto::refusal::Refusal;
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 
 /// A write that is not complete after this and the time of its bytes makes us ask; doubled with each time, up to the other.
@@ -53,25 +54,24 @@ enum Standing {
     Unknown,
 }
 
-/// Writes `range` of the span to `target`, which lies at `holder`. The node is avoided for a while if it is at fault.
+/// Writes `frames` to `target`, which lies at `holder`. The node is avoided for a while if it is at fault.
 pub(crate) async fn write(
     core: &Core,
     slab: &Arc<Slab>,
     holder: &Armed,
     target: &Target,
-    span: &Arc<Span>,
-    range: Range<usize>,
+    frames: &Frames,
     until: Instant,
 ) -> Result<(), NotWritten> {
     let mut repeated = false;
     loop {
-        let quick = transfer_time(range.len());
+        let quick = transfer_time(frames.bytes());
         let outcome = tokio::select! {
             biased;
             () = slab.lost(holder.node) => Err(NotWritten::LaneLost("another write found it".to_owned())),
             why = watch(core, slab, holder, quick, until) => Err(why),
             // Last: a write that is tried again and again uses up its task's turn.
-            written = core.endpoints.write(target, span, range.clone(), until) => written.map_err(NotWritten::from),
+            written = core.endpoints.write(target, frames.pieces(), frames.bytes(), until) => written.map_err(NotWritten::from),
         };
         let error = match outcome {
             Ok(()) => {

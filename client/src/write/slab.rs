@@ -56,8 +56,6 @@ struct State {
     fill: Fill,
     /// Reservations that have not ended.
     outstanding: u32,
-    /// Reservations so far.
-    reservations: u32,
     retired: bool,
     /// Holders on which a write failed.
     failed: BTreeSet<NodeId>,
@@ -74,6 +72,12 @@ pub(crate) struct Reservation {
     pub(crate) slots: Range<u32>,
 }
 
+impl Reservation {
+    pub(crate) fn count(&self) -> u32 {
+        self.slots.end - self.slots.start
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.slab.state.lock().outstanding -= 1;
@@ -86,7 +90,6 @@ impl Slab {
         let state = State {
             fill: Fill::new(granted.statement.slots.0),
             outstanding: 0,
-            reservations: 0,
             retired: false,
             failed: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -123,10 +126,15 @@ impl Slab {
         !state.retired && !state.fill.is_full() && Instant::now() < self.write_until
     }
 
-    /// Whether the next slab should be on its way: half of this one is used, and not by one call alone.
-    pub(crate) fn wants_successor(&self) -> bool {
+    /// Whether a write may begin now.
+    pub(crate) fn may_write(&self) -> bool {
+        Instant::now() < self.write_until
+    }
+
+    /// Slots that can still be handed out.
+    pub(crate) fn free_slots(&self) -> u32 {
         let state = self.state.lock();
-        state.reservations >= 2 && state.fill.is_half_used()
+        if state.retired || Instant::now() >= self.write_until { 0 } else { state.fill.left() }
     }
 
     /// The next slots, at most `wanted`; none if the slab is over.
@@ -137,7 +145,6 @@ impl Slab {
         }
         let slots = state.fill.take(wanted)?;
         state.outstanding += 1;
-        state.reservations += 1;
         drop(state);
         Some(Reservation { slab: Arc::clone(self), slots })
     }

@@ -50,6 +50,30 @@ pub(crate) fn slots_to_ask(last: Option<u32>, needed: u32, slot_size: u32, slab_
     grown.max(needed).min(fitting(slab_bytes_max)).clamp(1, SLOTS_PER_SLAB_MAX)
 }
 
+/// What a line has and needs just after slots were taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    /// Slots that are free in the slabs that it has.
+    pub(crate) free: u32,
+    /// Slots that callers know they will need.
+    pub(crate) needed: u32,
+    /// Slots that were just taken.
+    pub(crate) taken: u32,
+    /// Slots of the slab that they were taken from.
+    pub(crate) slab: u32,
+    /// How often slots were taken, this time included.
+    pub(crate) reservations: u64,
+}
+
+impl Ahead {
+    /// Whether the next slab should be sent for now: what is known to be needed does not fit, or, for a line that is used again and again,
+    /// another turn like this one or half a slab does not.
+    pub(crate) fn wants_slab(&self) -> bool {
+        let again = if self.reservations >= 2 { self.taken.max(self.slab.div_ceil(2)) } else { 0 };
+        self.free < self.needed.max(again)
+    }
+}
+
 /// Which slots of a slab were handed out: those below the mark, each once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fill {
@@ -80,8 +104,9 @@ impl Fill {
     pub(crate) fn is_full(&self) -> bool {
         self.mark == self.slots
     }
-    pub(crate) fn is_half_used(&self) -> bool {
-        u64::from(self.mark) * 2 >= u64::from(self.slots)
+    /// Slots that were not handed out.
+    pub(crate) fn left(&self) -> u32 {
+        self.slots - self.mark
     }
 }
 
@@ -142,6 +167,19 @@ mod tests {
         assert_eq!(slot_size_for(1, limit), Ok(64 << 20));
         assert_eq!(slot_size_for(1, limit + 1), Err(limit));
         assert_eq!(slot_size_for(512, u64::MAX), Err(EXTENT_BYTES - 576));
+    }
+
+    #[test]
+    fn the_next_slab_is_sent_for_before_it_is_needed_and_not_for_one_call_alone() {
+        let ahead =
+            |free, needed, taken, slab, reservations| Ahead { free, needed, taken, slab, reservations }.wants_slab();
+        assert!(ahead(0, 1, 63, 63, 1), "the call that took all needs more");
+        assert!(!ahead(0, 0, 63, 63, 1), "one call alone, which has all that it needs");
+        assert!(!ahead(10, 10, 53, 63, 1), "what is left will do");
+        assert!(ahead(31, 0, 32, 63, 2), "another turn like this one would not fit");
+        assert!(!ahead(63, 0, 32, 63, 3));
+        assert!(ahead(7, 0, 1, 16, 9), "half of it is used");
+        assert!(!ahead(8, 0, 1, 16, 8));
     }
 
     #[test]

@@ -47,6 +47,10 @@ const CLUSTER: ClusterUuid = ClusterUuid([7; 16]);
 const GENERATION: Generation = Generation(1);
 const META: NodeId = NodeId(1);
 const REGION_BYTES: u64 = 512 << 20;
+/// Entries under one signature.
+const BATCH: usize = 64;
+/// A signed batch as it travels, with its leaves.
+type Signed = (Bytes, Vec<Hash>);
 const SLAB_BYTES_MAX: u64 = 64 << 20;
 
 /// What goes wrong on purpose.
@@ -435,8 +439,8 @@ impl World {
         let State { grants, keys, .. } = &mut *state;
         let given = grants.get_mut(&number).expect("clients name grants that they got");
         let grant = given.grant.clone();
-        // Each holder signs all entries, having looked at what lies there.
-        let mut signed: Vec<(NodeId, Bytes, Vec<Hash>)> = Vec::new();
+        // Each holder signs all entries, a batch at a time, having looked at what lies there.
+        let mut signed: Vec<(NodeId, Vec<Signed>)> = Vec::new();
         for node in &asked.written {
             let holder = self.holder(*node).expect("clients name holders that they wrote to");
             let mut leaves = Vec::new();
@@ -467,10 +471,12 @@ impl World {
                     .leaf(),
                 );
             }
-            let batch = AttestationBatch::of(holder.id, &leaves);
             let key = if self.faults.lock().forge_batches { &self.root } else { &holder.key };
-            let bytes = key.sign(CLUSTER, GENERATION, serial(holder.id), batch).encode();
-            signed.push((holder.id, bytes.into(), leaves));
+            let batches = leaves.chunks(BATCH).map(|leaves| {
+                let batch = AttestationBatch::of(holder.id, leaves);
+                (key.sign(CLUSTER, GENERATION, serial(holder.id), batch).encode().into(), leaves.to_vec())
+            });
+            signed.push((holder.id, batches.collect()));
         }
         let mut outcomes = Vec::new();
         for (place, entry) in asked.entries.iter().enumerate() {
@@ -489,8 +495,10 @@ impl World {
             if outcome.code() == Code::Committed {
                 let copies = signed
                     .iter()
-                    .map(|(node, bytes, leaves)| {
-                        (*node, bytes.clone(), u32::try_from(place).unwrap(), merkle::path(leaves, place))
+                    .map(|(node, batches)| {
+                        let (bytes, leaves) = &batches[place / BATCH];
+                        let leaf = place % BATCH;
+                        (*node, bytes.clone(), u32::try_from(leaf).unwrap(), merkle::path(leaves, leaf))
                     })
                     .collect();
                 keys.insert(name, Stored { version, entry: entry.clone(), grant: grant.clone(), copies });

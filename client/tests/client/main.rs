@@ -9,6 +9,7 @@ mod endings;
 mod faults;
 mod into;
 mod probes;
+mod reserve;
 
 use double::Double;
 use quarry_client::{Client, Namespace, NamespaceSpec, Options};

@@ -17,7 +17,8 @@ async fn the_leading_run_ends_at_the_first_key_that_is_not_there_on_whatever_sha
     let before = client.stats();
     assert_eq!(blocks.exists_many(&all).await.unwrap(), 300);
     let stats = client.stats();
-    assert_eq!(stats.control_calls_total() - before.control_calls_total(), 2, "one call per shard");
+    // Slabs that are full are being sealed meanwhile, so not all calls are ours.
+    assert_eq!(stats.control_calls["Exists"], 2, "one call per shard");
     assert_eq!(stats.fabric_reads, before.fabric_reads);
     for gone in [299, 121, 120, 7, 0] {
         blocks.delete(all[gone].as_bytes()).await.unwrap();
