@@ -21,7 +21,7 @@ use std::{collections::BTreeSet, ops::Range, time::Duration};
 pub(crate) const RUN_BYTES: u64 = 1 << 20;
 /// Payloads of this size go straight into the reader's own buffer; smaller ones do so only if no neighbour is read with them, since copying
 /// them costs less than an operation each.
-pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
+pub(crate) const DIRECT_BYTES: u64 = 256 << 10;
 /// Of a frame's length, the part that may lie unused between it and its neighbour for both to be read at once.
 const GAP_PART: u64 = 8;
 /// And so many bytes more.
