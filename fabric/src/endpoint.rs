@@ -99,9 +99,11 @@ pub(crate) struct Core {
     spin: Duration,
     /// Operations in a row that were spun for in vain or not at all.
     unspun: AtomicU32,
-    /// Whether the poller watches the descriptor or is looking, for an endpoint that is watched on request. Taken back before the
-    /// poller asks whether anybody sleeps: whoever finds it set may do so.
-    watched: AtomicBool,
+    /// Whether the poller watches the descriptor, for an endpoint that is watched on request. Held while that changes: whoever
+    /// finds it set may sleep, since it is taken back only when no operation is in flight.
+    watched: Mutex<bool>,
+    /// Turns of the poller with this endpoint.
+    looks: AtomicU64,
     /// Peers may use its memory, so somebody has to look at all times.
     serves: AtomicBool,
     poller: &'static Poller,
@@ -149,7 +151,8 @@ impl Endpoint {
             number: poller.number(),
             spin,
             unspun: AtomicU32::new(0),
-            watched: AtomicBool::new(false),
+            watched: Mutex::new(false),
+            looks: AtomicU64::new(0),
             serves: AtomicBool::new(false),
             poller,
             pending: Pending::default(),
@@ -295,6 +298,12 @@ impl Endpoint {
         self.core().pending.len()
     }
 
+    /// How often the process's poller thread looked at it so far. It need not, while tasks spin for their operations.
+    #[must_use]
+    pub fn times_polled(&self) -> u64 {
+        self.core().looks.load(Ordering::Relaxed)
+    }
+
     fn core(&self) -> &Arc<Core> {
         &self.owner.core
     }
@@ -430,39 +439,37 @@ impl Core {
 
     /// Makes sure that the poller looks when there is something to do: before one sleeps.
     fn have_watched(&self) {
-        if self.watch() == Watch::Always || self.watched.load(Ordering::SeqCst) {
+        if self.watch() == Watch::Always || *self.watched.lock() {
             return;
         }
         // A descriptor means something only after the queue was asked whether one may sleep. If there is too much to do for
         // that, the descriptor is readable anyway.
         self.settle();
-        self.arm();
+        let gate = self.gate.read();
+        let Some(wires) = gate.as_ref() else { return };
+        let mut watched = self.watched.lock();
+        if !*watched {
+            self.poller.arm(self.number, wires.descriptor());
+            *watched = true;
+        }
     }
 
     /// What the poller does in its turn; false if others should have their turn first.
     pub(crate) fn serve(&self) -> bool {
-        if self.watch() == Watch::Always {
-            return self.settle();
-        }
-        // Who sleeps meanwhile leaves the looking to us, and does not get in our way.
+        self.looks.fetch_add(1, Ordering::Relaxed);
         let calm = self.settle();
-        if !calm {
-            return false;
+        if self.watch() == Watch::Always || !calm {
+            return calm;
         }
-        // Before we ask who sleeps: whoever comes later has it watched anew.
-        self.watched.store(false, Ordering::SeqCst);
-        if self.serves.load(Ordering::SeqCst) || self.pending.len() > 0 {
-            self.arm();
+        let gate = self.gate.read();
+        let Some(wires) = gate.as_ref() else { return true };
+        let mut watched = self.watched.lock();
+        // Whoever begins an operation after this look finds it unwatched, and has it watched anew before sleeping.
+        if *watched && !self.serves.load(Ordering::SeqCst) && self.pending.len() == 0 {
+            self.poller.disarm(self.number, wires.descriptor());
+            *watched = false;
         }
         true
-    }
-
-    fn arm(&self) {
-        if let Some(wires) = self.gate.read().as_ref()
-            && !self.watched.swap(true, Ordering::SeqCst)
-        {
-            self.poller.arm(self.number, wires.descriptor());
-        }
     }
 
     fn check(

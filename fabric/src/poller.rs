@@ -2,7 +2,7 @@
 //!
 //! Decides when an endpoint is looked at: when its descriptor says so, and all of them every [`SWEEP`], so that a wake-up that
 //! a provider forgot costs that long at most. Leaves to `endpoint.rs` what is done then, and whether its descriptor is watched at
-//! all times ([`Watch::Always`]) or only once each time that it asks ([`Watch::OnRequest`]): a thread that spins must not share
+//! all times ([`Watch::Always`]) or only while somebody sleeps ([`Watch::OnRequest`]): a thread that spins must not share
 //! its completion with a second one that the same completion woke up. An endpoint leaves the poller before it is closed; the
 //! thread may still hold it for a moment, and finds it closed.
 
@@ -29,12 +29,14 @@ const SWEEP: Duration = Duration::from_millis(100);
 /// Endpoints that one wait reports at most.
 const EVENTS: usize = 64;
 
-/// When an endpoint's descriptor is watched.
+/// When an endpoint's descriptor is watched: for what is new, since `net` of libfabric 1.17 leaves it readable for good after an
+/// operation of our own completed, and waiting for that would never sleep. What is not new was seen by `settle`, which goes on
+/// until the provider lets us sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watch {
     /// From `add` to `remove`.
     Always,
-    /// From each [`Poller::arm`] to the first time that it is readable.
+    /// From [`Poller::arm`] to [`Poller::disarm`].
     OnRequest,
 }
 
@@ -77,8 +79,8 @@ impl Poller {
         watch: Watch,
     ) -> Result<(), FabricError> {
         let flags = match watch {
-            Watch::Always => epoll::EventFlags::IN,
-            Watch::OnRequest => epoll::EventFlags::ONESHOT,
+            Watch::Always => epoll::EventFlags::IN | epoll::EventFlags::ET,
+            Watch::OnRequest => epoll::EventFlags::ET,
         };
         self.endpoints.lock().insert(number, Arc::clone(core));
         // SAFETY: the queue that owns the descriptor is open: the caller holds its endpoint open.
@@ -89,14 +91,21 @@ impl Poller {
         })
     }
 
-    /// Watches the descriptor of an endpoint that was added [on request](Watch::OnRequest) until it is readable once, which it may
-    /// be already.
+    /// Watches the descriptor of an endpoint that was added [on request](Watch::OnRequest), which may be readable already.
     pub(crate) fn arm(&self, number: u64, descriptor: RawFd) {
+        self.change(number, descriptor, epoll::EventFlags::IN | epoll::EventFlags::ET);
+    }
+
+    /// Undoes [`arm`](Self::arm).
+    pub(crate) fn disarm(&self, number: u64, descriptor: RawFd) {
+        self.change(number, descriptor, epoll::EventFlags::ET);
+    }
+
+    fn change(&self, number: u64, descriptor: RawFd, flags: epoll::EventFlags) {
         // SAFETY: the queue that owns the descriptor is open: the caller holds its endpoint open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         if let Err(error) = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(number), flags) {
-            tracing::error!(%error, "an endpoint's descriptor cannot be watched, it is looked at now and then only");
+            tracing::error!(%error, "what is watched cannot be changed, an endpoint is looked at now and then only");
         }
     }
 
