@@ -438,7 +438,7 @@ impl Core {
     }
 
     /// Makes sure that the poller looks when there is something to do: before one sleeps.
-    fn have_watched(&self) {
+    fn have_watched(self: &Arc<Self>) {
         if self.watch() == Watch::Always || *self.watched.lock() {
             return;
         }
@@ -449,7 +449,7 @@ impl Core {
         let Some(wires) = gate.as_ref() else { return };
         let mut watched = self.watched.lock();
         if !*watched {
-            self.poller.arm(self.number, wires.descriptor());
+            self.poller.arm(self, self.number, wires.descriptor());
             *watched = true;
         }
     }

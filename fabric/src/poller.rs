@@ -26,17 +26,19 @@ use tokio::time::Instant;
 
 /// How often every endpoint is looked at, whatever its descriptor says.
 const SWEEP: Duration = Duration::from_millis(100);
+/// How often one is looked at that is watched on request.
+const SWEEP_WATCHED: Duration = Duration::from_millis(1);
 /// Endpoints that one wait reports at most.
 const EVENTS: usize = 64;
 
-/// When an endpoint's descriptor is watched: for what is new, since `net` of libfabric 1.17 leaves it readable for good after an
-/// operation of our own completed, and waiting for that would never sleep. What is not new was seen by `settle`, which goes on
-/// until the provider lets us sleep.
+/// When an endpoint's descriptor is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watch {
     /// From `add` to `remove`.
     Always,
-    /// From [`Poller::arm`] to [`Poller::disarm`].
+    /// From [`Poller::arm`] to [`Poller::disarm`], and for what is new: `net` of libfabric 1.17 leaves the descriptor readable for
+    /// good after an operation of our own completed, and waiting for that would never sleep. What is not new may be something
+    /// that another thread was about to see to and did not, so the endpoint is also looked at every [`SWEEP_WATCHED`].
     OnRequest,
 }
 
@@ -44,6 +46,8 @@ pub(crate) struct Poller {
     epoll: OwnedFd,
     endpoints: Mutex<HashMap<u64, Arc<Core>>>,
     next: AtomicU64,
+    /// Those that are watched on request, now.
+    watched: Mutex<HashMap<u64, Arc<Core>>>,
 }
 
 impl Poller {
@@ -53,7 +57,7 @@ impl Poller {
         static STARTED: OnceLock<Result<(), FabricError>> = OnceLock::new();
         let poller = SHARED.get_or_init(|| {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| system("epoll_create1", &error))?;
-            Ok(Self { epoll, endpoints: Mutex::default(), next: AtomicU64::new(0) })
+            Ok(Self { epoll, endpoints: Mutex::default(), next: AtomicU64::new(0), watched: Mutex::default() })
         });
         let poller = poller.as_ref().map_err(Clone::clone)?;
         STARTED
@@ -79,7 +83,7 @@ impl Poller {
         watch: Watch,
     ) -> Result<(), FabricError> {
         let flags = match watch {
-            Watch::Always => epoll::EventFlags::IN | epoll::EventFlags::ET,
+            Watch::Always => epoll::EventFlags::IN,
             Watch::OnRequest => epoll::EventFlags::ET,
         };
         self.endpoints.lock().insert(number, Arc::clone(core));
@@ -92,12 +96,14 @@ impl Poller {
     }
 
     /// Watches the descriptor of an endpoint that was added [on request](Watch::OnRequest), which may be readable already.
-    pub(crate) fn arm(&self, number: u64, descriptor: RawFd) {
+    pub(crate) fn arm(&self, core: &Arc<Core>, number: u64, descriptor: RawFd) {
+        self.watched.lock().insert(number, Arc::clone(core));
         self.change(number, descriptor, epoll::EventFlags::IN | epoll::EventFlags::ET);
     }
 
     /// Undoes [`arm`](Self::arm).
     pub(crate) fn disarm(&self, number: u64, descriptor: RawFd) {
+        self.watched.lock().remove(&number);
         self.change(number, descriptor, epoll::EventFlags::ET);
     }
 
@@ -117,6 +123,7 @@ impl Poller {
             tracing::error!(%error, "an endpoint's descriptor was not in the poller");
         }
         self.endpoints.lock().remove(&number);
+        self.watched.lock().remove(&number);
     }
 
     fn run(&self) {
@@ -126,8 +133,11 @@ impl Poller {
         let mut turn: Vec<Arc<Core>> = Vec::new();
         let mut next_sweep = Instant::now() + SWEEP;
         loop {
-            let wait =
+            let mut wait =
                 if restless.is_empty() { next_sweep.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
+            if !self.watched.lock().is_empty() {
+                wait = wait.min(SWEEP_WATCHED);
+            }
             let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
             let ready = match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
                 Ok((ready, _)) => &*ready,
@@ -142,6 +152,9 @@ impl Poller {
             {
                 let endpoints = self.endpoints.lock();
                 turn.extend(ready.iter().filter_map(|event| endpoints.get(&event.data.u64()).cloned()));
+            }
+            if ready.is_empty() {
+                turn.extend(self.watched.lock().values().cloned());
             }
             let now = Instant::now();
             if now >= next_sweep {

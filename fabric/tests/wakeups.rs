@@ -1,8 +1,6 @@
 //! Who wakes for a completion: the task that spins for it, or the poller for a task that sleeps, never both. In a process of its
 //! own, since all endpoints of a process share one poller.
 
-#![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
-
 use quarry_fabric::{
     Access, Endpoint, EndpointConfig, FabricAddress, LocalSpan, Memory, Provider, RemoteSpan, Wait,
     without_our_descriptors,
