@@ -45,6 +45,8 @@ pub(crate) enum BenchError {
     Fabric(FabricError),
     #[error("a raw operation: {source}")]
     Raw { source: OperationError },
+    #[error("{case}: the buffers to read into do not fit into the memory made for them")]
+    Buffers { case: String },
     #[error("random bytes for the name of a folder: {0}")]
     Random(IdentityError),
     #[error("redis-server: expected {expected}, found {found}")]

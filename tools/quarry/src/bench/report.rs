@@ -102,6 +102,20 @@ impl Row {
         Self { reference: Some(why.into()), reference_value: None, ratio: None, ..self }
     }
 
+    /// A part of a call, in microseconds: a mean.
+    pub(crate) fn part(case: String, micros: f64) -> Self {
+        Self {
+            case,
+            value: micros,
+            unit: Unit::Micros,
+            reference: None,
+            reference_value: None,
+            ratio: None,
+            p50_us: None,
+            p99_us: None,
+        }
+    }
+
     /// One line for whoever waits.
     pub(crate) fn sentence(&self) -> String {
         let mut sentence = format!("{}: {} {}", self.case, number(self.value), self.unit.name());
