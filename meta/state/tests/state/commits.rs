@@ -408,7 +408,7 @@ fn keys_are_listed_in_order_by_prefix_after_a_key_and_up_to_a_limit() {
     assert_eq!(list(b"a/", Some("b"), 9), Vec::<String>::new());
     assert_eq!(list(&[b'a'; 600], None, 9), Vec::<String>::new());
     let listed = bench.shard.list(SPACE, b"a/", None).next().unwrap();
-    assert_eq!((Some(listed.version), listed.payload_bytes, listed.copies), (bench.current("a/1"), 5, 1));
+    assert_eq!((Some(listed.version), listed.payload_bytes, listed.copies), (bench.current("a/1"), 1_000, 1));
     assert!(bench.shard.has(SPACE, &key("a/1")) && !bench.shard.has(SPACE, &key("a/4")));
     assert_eq!(writer(1), grant.writer);
 }
