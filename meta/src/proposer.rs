@@ -1,5 +1,8 @@
 //! The proposer of one group: callers who wait share entries, and a few entries are on their way at once.
 //!
+//! An entry leaves at once while less than [`OPEN`] are on their way, so that a lone caller waits for nobody. Under load those who come
+//! meanwhile gather; then an entry leaves when it is full, or when one has arrived: the time of the disk is what they wait for company.
+//!
 //! Decides what stands in which entry and with which stamp; the machine decides what it means. Keeps *Linearizable*'s rule for errors: a
 //! refusal from before the entry was handed to the log is definite, anything later is `Indeterminate`.
 
@@ -12,20 +15,23 @@ use crate::{
 use ::metrics::Histogram;
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use quarry_meta_state::Entry;
+use quarry_meta_state::entry;
 use quarry_proto::refusal::Refusal;
 use quarry_raft::{Group, Role, Term};
 use quarry_wire::{limits::COMMAND_BYTES_MAX, units::LogTime};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, sleep, timeout_at},
+    task::yield_now,
+    time::{Instant, timeout_at},
 };
 
-/// How long an entry waits for company while others are on their way.
-const LINGER: Duration = Duration::from_millis(1);
+/// With so many entries on their way only full ones follow.
+const OPEN: usize = 2;
 /// Entries on their way at once.
-const WINDOW: usize = 4;
+const WINDOW: usize = 8;
+/// Bytes of commands that wait in the driver; beyond, callers wait in the queue.
+const HELD_BYTES_MAX: usize = WINDOW * COMMAND_BYTES_MAX;
 /// Commands planned for one entry: with the longest they leave half of it to others.
 const PLANNED: usize = 64;
 /// Callers who may wait in line.
@@ -57,10 +63,9 @@ struct Ask<S: Replicated> {
     deadline: Instant,
 }
 
-/// A command that waits for its entry.
+/// A command that waits for its entry, encoded.
 struct Ready<S: Replicated> {
-    command: S::Command,
-    bytes: usize,
+    command: Vec<u8>,
     answer: Answer<S>,
 }
 
@@ -94,6 +99,7 @@ impl<S: Replicated> Proposer<S> {
             keeper,
             waiting,
             held: VecDeque::new(),
+            held_bytes: 0,
             wishes: VecDeque::new(),
             planning: false,
             on_their_way: FuturesUnordered::new(),
@@ -135,6 +141,8 @@ struct Driver<S: Replicated> {
     waiting: mpsc::Receiver<Ask<S>>,
     /// Made ready for an entry that was full; first in the next one.
     held: VecDeque<Ready<S>>,
+    /// Their bytes.
+    held_bytes: usize,
     /// Wishes that wait until the entry with planned commands that is on its way was applied.
     wishes: VecDeque<Ask<S>>,
     /// Whether such an entry is on its way.
@@ -147,30 +155,31 @@ struct Driver<S: Replicated> {
 impl<S: Replicated> Driver<S> {
     async fn run(mut self) {
         loop {
-            let room = self.on_their_way.len() < WINDOW;
-            if !(room && self.has_own_work()) {
-                tokio::select! {
-                    Some(arrived) = self.on_their_way.next() => {
-                        self.arrive(&arrived);
-                        continue;
-                    }
-                    ask = self.waiting.recv(), if room => match ask {
-                        Some(ask) => self.take_in(ask),
-                        None => break,
-                    },
-                }
+            if self.may_enter() {
+                // Callers whose calls came in together are about to ask.
+                yield_now().await;
+                self.enter().await;
+                continue;
             }
-            if !self.on_their_way.is_empty() && self.waiting.is_empty() {
-                sleep(LINGER).await;
+            tokio::select! {
+                Some(arrived) = self.on_their_way.next() => self.arrive(&arrived),
+                ask = self.waiting.recv(), if self.held_bytes < HELD_BYTES_MAX => match ask {
+                    Some(ask) => self.take_in(ask),
+                    None => break,
+                },
             }
-            self.enter().await;
         }
         while self.on_their_way.next().await.is_some() {}
     }
 
-    /// Whether an entry can be made without a further ask.
-    fn has_own_work(&self) -> bool {
-        !self.held.is_empty() || (!self.planning && !self.wishes.is_empty())
+    /// Whether there is something to enter and it is time to.
+    fn may_enter(&self) -> bool {
+        let wishes = !self.planning && !self.wishes.is_empty();
+        match self.on_their_way.len() {
+            ..OPEN => wishes || !self.held.is_empty(),
+            OPEN..WINDOW => ENTRY_OVERHEAD + self.held_bytes > COMMAND_BYTES_MAX,
+            _ => false,
+        }
     }
 
     fn arrive(&mut self, arrived: &Arrived) {
@@ -186,15 +195,14 @@ impl<S: Replicated> Driver<S> {
             What::Command(command) => command,
             What::Wish(_) => return self.wishes.push_back(ask),
         };
-        self.make_ready(command, ask.answer);
+        self.make_ready(&command, ask.answer);
     }
 
-    fn make_ready(&mut self, command: S::Command, answer: Answer<S>) {
-        let bytes = postcard::experimental::serialized_size(&command).expect("commands are plain data of known length");
-        if bytes > COMMAND_BYTES_MAX - ENTRY_OVERHEAD {
-            return refuse(answer, door::too_large("command", COMMAND_BYTES_MAX - ENTRY_OVERHEAD, bytes));
+    fn make_ready(&mut self, command: &S::Command, answer: Answer<S>) {
+        if let Some(ready) = encoded(command, answer) {
+            self.held_bytes += ready.command.len();
+            self.held.push_back(ready);
         }
-        self.held.push_back(Ready { command, bytes, answer });
     }
 
     /// Fills one entry and sends it off.
@@ -203,13 +211,10 @@ impl<S: Replicated> Driver<S> {
             Ok(term) => term,
             Err(refusal) => return self.turn_away(&refusal),
         };
-        let mut bytes: usize = self.held.iter().map(|ready| ready.bytes).sum();
-        while bytes < COMMAND_BYTES_MAX
+        while self.held_bytes < COMMAND_BYTES_MAX
             && let Ok(ask) = self.waiting.try_recv()
         {
-            let before = self.held.len();
             self.take_in(ask);
-            bytes += self.held.iter().skip(before).map(|ready| ready.bytes).sum::<usize>();
         }
         let (keeper, now) = (Arc::clone(&self.keeper), Instant::now());
         let wishes: Vec<Ask<S>> =
@@ -218,13 +223,10 @@ impl<S: Replicated> Driver<S> {
         // Planned commands go first: they are small, and plans are only good for this entry.
         let mut entry: Vec<Ready<S>> = planned;
         let has_planned = !entry.is_empty();
-        let mut bytes = ENTRY_OVERHEAD + entry.iter().map(|ready| ready.bytes).sum::<usize>();
-        while let Some(ready) = self.held.pop_front() {
-            if bytes + ready.bytes > COMMAND_BYTES_MAX {
-                self.held.push_front(ready);
-                break;
-            }
-            bytes += ready.bytes;
+        let mut bytes = ENTRY_OVERHEAD + entry.iter().map(|ready| ready.command.len()).sum::<usize>();
+        while let Some(ready) = self.held.pop_front_if(|ready| bytes + ready.command.len() <= COMMAND_BYTES_MAX) {
+            bytes += ready.command.len();
+            self.held_bytes -= ready.command.len();
             entry.push(ready);
         }
         if !entry.is_empty() {
@@ -244,7 +246,7 @@ impl<S: Replicated> Driver<S> {
                     wishes.push(wish);
                     answers.push(ask.answer);
                 }
-                What::Command(command) => self.make_ready(command, ask.answer),
+                What::Command(command) => self.make_ready(&command, ask.answer),
             }
         }
         let (at, plans) = self.group.with(|machine, _| {
@@ -255,10 +257,7 @@ impl<S: Replicated> Driver<S> {
         let mut planned = Vec::new();
         for (plan, answer) in plans.into_iter().zip(answers) {
             match plan {
-                Ok(command) => {
-                    let bytes = postcard::experimental::serialized_size(&command).expect("commands are plain data");
-                    planned.push(Ready { command, bytes, answer });
-                }
+                Ok(command) => planned.extend(encoded(&command, answer)),
                 Err(refusal) => refuse(answer, refusal),
             }
         }
@@ -267,12 +266,8 @@ impl<S: Replicated> Driver<S> {
 
     fn send_off(&mut self, term: Term, at: LogTime, entry: Vec<Ready<S>>, planned: bool) {
         self.sizes.record(u32::try_from(entry.len()).unwrap_or(u32::MAX));
-        let (mut commands, mut answers) = (Vec::with_capacity(entry.len()), Vec::with_capacity(entry.len()));
-        for ready in entry {
-            commands.push(ready.command);
-            answers.push(ready.answer);
-        }
-        let command = Entry { at, commands }.encode();
+        let command = entry::join(at, entry.iter().map(|ready| ready.command.as_slice()));
+        let answers: Vec<Answer<S>> = entry.into_iter().map(|ready| ready.answer).collect();
         let group = self.group.clone();
         let mut going = async move {
             let command = match command {
@@ -306,6 +301,7 @@ impl<S: Replicated> Driver<S> {
     /// Everyone in line is told the same.
     fn turn_away(&mut self, refusal: &Refusal) {
         refuse_all(self.held.drain(..).map(|ready| ready.answer), refusal);
+        self.held_bytes = 0;
         refuse_all(self.wishes.drain(..).map(|ask| ask.answer), refusal);
         while let Ok(ask) = self.waiting.try_recv() {
             refuse(ask.answer, refusal.clone());
@@ -326,6 +322,22 @@ async fn office<S: Replicated>(group: Group<StateMachine<S>>) -> Result<Term, Re
             _ => return Err(door::not_leader(status.group, status.leader)),
         }
     }
+}
+
+/// A command made ready for an entry; one that fits in none is answered.
+fn encoded<S: Replicated>(command: &S::Command, answer: Answer<S>) -> Option<Ready<S>> {
+    let command = match entry::encode_command(command) {
+        Ok(command) => command,
+        Err(error) => {
+            refuse(answer, Refusal::malformed("command", "plain data", error));
+            return None;
+        }
+    };
+    if command.len() > COMMAND_BYTES_MAX - ENTRY_OVERHEAD {
+        refuse(answer, door::too_large("command", COMMAND_BYTES_MAX - ENTRY_OVERHEAD, command.len()));
+        return None;
+    }
+    Some(Ready { command, answer })
 }
 
 fn refuse<T>(answer: oneshot::Sender<Result<T, Refusal>>, refusal: Refusal) {

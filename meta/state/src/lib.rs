@@ -10,7 +10,7 @@
 #![deny(clippy::wildcard_enum_match_arm, clippy::float_arithmetic)]
 
 pub mod directory;
-mod entry;
+pub mod entry;
 mod invariant;
 mod requests;
 pub mod shard;
