@@ -122,6 +122,8 @@ impl Shard {
                     self.deadlines.remove(&(rest.until, Deadline::Free(*extent, *start)));
                 }
                 held.void();
+                // A life of a region ends with its lanes.
+                self.warm.forget(*extent);
             }
         }
         for id in touched {
@@ -155,6 +157,7 @@ impl Shard {
             return Err(DropRefusal::InUse { extent, free: held.free.total(), bytes: held.bytes });
         }
         self.extents.remove(&extent);
+        self.warm.forget(extent);
         self.returned.insert(extent, lend);
         Ok(())
     }

@@ -27,6 +27,7 @@ pub mod plan;
 mod quarantine;
 mod read;
 mod space;
+mod warm;
 
 use crate::{
     directory::{Namespace, RegionState},
@@ -54,6 +55,7 @@ pub use read::{Listed, Resolved, ResolvedCopy, SignedBatch};
 use serde::{Deserialize, Serialize};
 use space::Extent;
 pub use space::{Space, SpaceOf};
+use warm::Warm;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -141,6 +143,9 @@ pub struct Shard {
     /// Grants that are open or sealed, by writer.
     #[serde(skip)]
     writers: BTreeMap<WriterId, BTreeSet<Ordinal>>,
+    /// Where planners should not go if there is another place.
+    #[serde(skip)]
+    warm: Warm,
 }
 
 impl Shard {
@@ -172,6 +177,7 @@ impl Shard {
             deadlines: BTreeSet::new(),
             used: BTreeMap::new(),
             writers: BTreeMap::new(),
+            warm: Warm::default(),
         }
     }
 
@@ -245,6 +251,7 @@ impl Shard {
         state.deadlines = state.deadlines_of_state();
         state.used = state.used_of_state();
         state.writers = state.writers_of_state();
+        state.warm = state.warm_of_state();
         state.check()?;
         Ok(state)
     }

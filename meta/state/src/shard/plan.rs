@@ -1,18 +1,17 @@
 //! Planning: what a leader proposes. Pure, but not part of apply: two leaders may plan differently, replicas only validate.
 //!
 //! Holders are ranked by weighted rendezvous hashing of the grant's number over the nodes with room, weighted by their free bytes; within a
-//! node the first place that fits is taken. All arithmetic is on integers.
+//! node the first place that fits is taken, if possible one that is not warm (see `warm.rs`). All arithmetic is on integers.
 
 use super::{
-    Deadline, GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand, Slab,
+    GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand,
     grants::{SLOT_BYTES_MIN, slab_bytes},
     space::Ranges,
 };
 use crate::requests::RequestRefusal;
 use quarry_wire::{
     ids::{ExtentId, NamespaceId, NodeId},
-    limits::LANE_LIFE_MAX,
-    units::{LogTime, Offset, SlotCount, millis},
+    units::{LogTime, Offset, SlotCount},
 };
 use sha2::{Digest, Sha256};
 use std::{
@@ -29,9 +28,8 @@ pub struct Planner<'a> {
     avoid: &'a BTreeSet<NodeId>,
     /// What is left of extents of which something was planned away.
     left: BTreeMap<ExtentId, Ranges>,
-    /// Where slabs lay whose lanes may still be open: taken last, since arming a new grant there closes such a lane, and with it whatever else
-    /// its writer does on it.
-    warm: BTreeMap<ExtentId, Ranges>,
+    /// The nodes that can be used.
+    nodes: BTreeMap<NodeId, Room>,
     /// Bytes planned per namespace.
     planned: BTreeMap<NamespaceId, u64>,
     /// Grants planned.
@@ -42,30 +40,31 @@ impl Shard {
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
     pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
-        let warm = self.warm(at);
-        Planner { shard: self, at, avoid, left: BTreeMap::new(), warm, planned: BTreeMap::new(), grants: 0 }
-    }
-
-    /// The places of slabs whose grants ended less than the life of a lane ago.
-    fn warm(&self, at: LogTime) -> BTreeMap<ExtentId, Ranges> {
-        let mut warm: BTreeMap<ExtentId, Ranges> = BTreeMap::new();
-        let oldest = LogTime(at.0.saturating_sub(millis(LANE_LIFE_MAX)));
-        for (_, deadline) in self.deadlines.range((oldest.after(self.settings.outcome_kept), Deadline::FIRST)..) {
-            let Deadline::Forget(id) = deadline else { continue };
-            let Some(slab) = self.slabs.get(id) else { continue };
-            for holder in &slab.grant.holders {
-                let span = slab.grant.span(holder);
-                warm.entry(Slab::extent(holder)).or_default().cover(span.start, span.end);
-            }
+        let mut planner = Planner {
+            shard: self,
+            at,
+            avoid,
+            left: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            planned: BTreeMap::new(),
+            grants: 0,
+        };
+        for (extent, held) in self.extents.iter().filter(|(extent, _)| planner.is_usable(**extent)) {
+            let room = planner.nodes.entry(extent.region.node).or_default();
+            room.bytes += held.free.total();
+            room.extents.push(*extent);
         }
-        warm
+        planner
     }
 }
 
-/// A node with room.
-struct Candidate {
-    score: u128,
-    place: Proposed,
+/// What a node has for slabs.
+#[derive(Debug, Default)]
+struct Room {
+    /// Bytes that are free and not planned away.
+    bytes: u64,
+    /// Its extents, in order.
+    extents: Vec<ExtentId>,
 }
 
 impl Planner<'_> {
@@ -90,22 +89,20 @@ impl Planner<'_> {
         let (least, copies) = policy.map_or((1, 1), |policy| (policy.least.max(1), policy.copies));
         shard.admit_request(&asked, usize::from(least))?;
         let asked_slots = asked.slots;
-        let mut candidates = self.fitting(&mut asked, copies);
-        if candidates.is_empty() {
+        let mut holders = self.fitting(&mut asked, copies, copies);
+        if holders.is_empty() {
             asked.slots = asked_slots;
-            candidates = self.fitting(&mut asked, least);
+            holders = self.fitting(&mut asked, least, copies);
         }
-        candidates.sort_by_key(|candidate| Reverse((candidate.score, candidate.place)));
-        candidates.truncate(usize::from(copies));
         let bytes = slab_bytes(&asked);
-        let found = u8::try_from(candidates.len()).unwrap_or(u8::MAX);
+        let found = u8::try_from(holders.len()).unwrap_or(u8::MAX);
         if found < least {
             let one = u64::from(asked.slot_size.0);
             let most = shard.extents.values().map(|held| held.bytes).max();
             if let Some(most) = most.filter(|most| *most < one) {
                 return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
             }
-            let found = u8::try_from(self.candidates(one).len()).unwrap_or(u8::MAX);
+            let found = u8::try_from(self.places(one, usize::MAX).len()).unwrap_or(u8::MAX);
             let silent = self.silent(one);
             if silent > 0 && found.saturating_add(silent) >= least {
                 return Err(GrantRefusal::TooFewNodes { needed: least, found, silent });
@@ -114,22 +111,23 @@ impl Planner<'_> {
         }
         let planned = self.planned.get(&asked.namespace).copied().unwrap_or(0);
         shard.admit_quota(asked.namespace, bytes * u64::from(found), planned)?;
-        let holders: Vec<Proposed> = candidates.into_iter().map(|candidate| candidate.place).collect();
         for Proposed { extent, base } in &holders {
             let left = self.left.entry(*extent).or_insert_with(|| shard.extents[extent].free.clone());
             assert!(left.take(base.0, bytes), "the place that was found is free");
+            self.nodes.get_mut(&extent.region.node).expect("a place is found on a usable node").bytes -= bytes;
         }
         *self.planned.entry(asked.namespace).or_default() += bytes * u64::from(found);
         self.grants += 1;
         Ok(ShardCommand::Grant { meta, asked, holders })
     }
 
-    /// Candidates on at least `nodes` nodes, for the most slots that fit there, which is what is then asked; none if not even one slot fits.
-    fn fitting(&self, asked: &mut GrantRequest, nodes: u8) -> Vec<Candidate> {
+    /// Places on at least `least` and at most `most` nodes, for the most slots that fit there, which is what is then asked; none if not even one
+    /// slot fits.
+    fn fitting(&self, asked: &mut GrantRequest, least: u8, most: u8) -> Vec<Proposed> {
         loop {
-            let candidates = self.candidates(slab_bytes(asked));
-            if candidates.len() >= usize::from(nodes) {
-                return candidates;
+            let places = self.places(slab_bytes(asked), usize::from(most));
+            if places.len() >= usize::from(least) {
+                return places;
             }
             if asked.slots.0 <= 1 {
                 return Vec::new();
@@ -138,34 +136,27 @@ impl Planner<'_> {
         }
     }
 
-    /// One candidate per node with room, at its first place that fits, if possible where no lane may be open.
-    fn candidates(&self, bytes: u64) -> Vec<Candidate> {
-        let cold = self.candidates_by(|extent, free| free.first_fit_outside(bytes, self.warm.get(&extent)));
-        let places: BTreeSet<NodeId> = cold.iter().map(|candidate| candidate.place.extent.region.node).collect();
-        let any = self.candidates_by(|_, free| free.first_fit(bytes));
-        let warm = any.into_iter().filter(|candidate| !places.contains(&candidate.place.extent.region.node));
-        let warm = warm.collect::<Vec<_>>();
-        cold.into_iter().chain(warm).collect()
+    /// The places of the `most` best nodes on which `bytes` fit, best first.
+    fn places(&self, bytes: u64, most: usize) -> Vec<Proposed> {
+        let number = self.shard.sequence_last + 1 + self.grants;
+        let roomy = self.nodes.iter().filter(|(_, room)| room.bytes >= bytes);
+        let mut ranked: Vec<_> = roomy.map(|(node, room)| (score(number, *node, room.bytes), *node, room)).collect();
+        ranked.sort_by_key(|(score, node, _)| Reverse((*score, *node)));
+        ranked.into_iter().filter_map(|(_, _, room)| self.place(room, bytes)).take(most).collect()
     }
 
-    fn candidates_by(&self, fit: impl Fn(ExtentId, &Ranges) -> Option<u64>) -> Vec<Candidate> {
-        let mut nodes: BTreeMap<NodeId, (u64, Option<Proposed>)> = BTreeMap::new();
-        for (extent, held) in &self.shard.extents {
-            if !self.is_usable(*extent) {
-                continue;
-            }
-            let free = self.left.get(extent).unwrap_or(&held.free);
-            let (room, place) = nodes.entry(extent.region.node).or_default();
-            *room += free.total();
-            if place.is_none() {
-                *place = fit(*extent, free).map(|base| Proposed { extent: *extent, base: Offset(base) });
-            }
-        }
-        let number = self.shard.sequence_last + 1 + self.grants;
-        let candidate = |(node, (room, place)): (NodeId, (u64, Option<Proposed>))| {
-            Some(Candidate { score: score(number, node, room), place: place? })
+    /// The first place of a node that fits, if possible where no lane may be open.
+    fn place(&self, room: &Room, bytes: u64) -> Option<Proposed> {
+        let shard = self.shard;
+        let free = |extent: &ExtentId| self.left.get(extent).unwrap_or_else(|| &shard.extents[extent].free);
+        let cold = |extent: &ExtentId| {
+            let base = shard.warm.first_cold_fit(*extent, free(extent), bytes, self.at)?;
+            Some(Proposed { extent: *extent, base: Offset(base) })
         };
-        nodes.into_iter().filter_map(candidate).collect()
+        let any = |extent: &ExtentId| {
+            Some(Proposed { extent: *extent, base: Offset(free(extent).first_fit(bytes)?) })
+        };
+        room.extents.iter().find_map(cold).or_else(|| room.extents.iter().find_map(any))
     }
 
     /// Nodes with an extent of at least `bytes` that cannot be used now.

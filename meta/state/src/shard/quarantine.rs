@@ -6,7 +6,7 @@
 
 use super::{GrantPhase, Phase, Shard, space::Rest};
 use quarry_wire::{
-    ids::{ExtentId, Generation, Ordinal, WriterId},
+    ids::{ExtentId, Ordinal, WriterId},
     units::LogTime,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,11 +20,6 @@ pub(super) enum Deadline {
     Free(ExtentId, u64),
     /// The outcomes of a grant are forgotten.
     Forget(Ordinal),
-}
-
-impl Deadline {
-    /// The least of all, whatever it is about: where a range over one instant begins.
-    pub(super) const FIRST: Self = Self::Expire(Ordinal { generation: Generation(0), number: 0 });
 }
 
 impl Shard {
