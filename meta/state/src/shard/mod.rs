@@ -55,11 +55,11 @@ pub use read::{Listed, Resolved, ResolvedCopy, SignedBatch};
 use serde::{Deserialize, Serialize};
 use space::Extent;
 pub use space::{Space, SpaceOf};
-use warm::Warm;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
+use warm::Warm;
 
 /// What a shard is made with; part of its state, so equal on all replicas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

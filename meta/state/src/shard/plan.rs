@@ -40,20 +40,15 @@ impl Shard {
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
     pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
-        let mut planner = Planner {
-            shard: self,
-            at,
-            avoid,
-            left: BTreeMap::new(),
-            nodes: BTreeMap::new(),
-            planned: BTreeMap::new(),
-            grants: 0,
-        };
+        let (left, planned) = (BTreeMap::new(), BTreeMap::new());
+        let mut planner = Planner { shard: self, at, avoid, left, nodes: BTreeMap::new(), planned, grants: 0 };
+        let mut nodes: BTreeMap<NodeId, Room> = BTreeMap::new();
         for (extent, held) in self.extents.iter().filter(|(extent, _)| planner.is_usable(**extent)) {
-            let room = planner.nodes.entry(extent.region.node).or_default();
+            let room = nodes.entry(extent.region.node).or_default();
             room.bytes += held.free.total();
             room.extents.push(*extent);
         }
+        planner.nodes = nodes;
         planner
     }
 }
@@ -153,9 +148,7 @@ impl Planner<'_> {
             let base = shard.warm.first_cold_fit(*extent, free(extent), bytes, self.at)?;
             Some(Proposed { extent: *extent, base: Offset(base) })
         };
-        let any = |extent: &ExtentId| {
-            Some(Proposed { extent: *extent, base: Offset(free(extent).first_fit(bytes)?) })
-        };
+        let any = |extent: &ExtentId| Some(Proposed { extent: *extent, base: Offset(free(extent).first_fit(bytes)?) });
         room.extents.iter().find_map(cold).or_else(|| room.extents.iter().find_map(any))
     }
 

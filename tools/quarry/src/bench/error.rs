@@ -51,6 +51,8 @@ pub(crate) enum BenchError {
     Random(IdentityError),
     #[error("redis-server: expected {expected}, found {found}")]
     Redis { expected: String, found: String },
+    #[error("a call of the control plane: {0}")]
+    Lab(#[from] super::meta::LabError),
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
     #[error("{}: {source}", path.display())]

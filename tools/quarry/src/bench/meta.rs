@@ -10,17 +10,18 @@ mod lab;
 mod probe;
 
 use super::{
+    Session,
     error::BenchError,
-    measure::{Measured, Pace, Round, Side, alternate},
+    measure::{Pace, Round, Side, alternate},
     report::{Row, Unit},
 };
 use bytes::Bytes;
-use lab::{Lab, Writer};
 pub(crate) use lab::LabError;
+use lab::{Lab, Writer};
 use probe::Used;
 use quarry_proto::v1;
 use quarry_wire::limits::{GRANT_TTL_MAX, LEASE_MAX, SLOTS_PER_SLAB_MAX};
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{sync::Barrier, task::JoinSet, time::Instant};
 
 /// Entries of a commit, keys of a resolve.
@@ -77,21 +78,20 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// The names of all cases.
-pub(super) fn names() -> Vec<String> {
-    cases().into_iter().map(|case| case.name).collect()
-}
-
-/// Measures the cases that `wanted` takes, on a cluster of its own below `dir`.
-pub(super) async fn run(dir: &Path, pace: Pace, wanted: impl Fn(&str) -> bool) -> Result<Vec<Row>, BenchError> {
-    let lab = Arc::new(Lab::start(dir).await?);
-    let mut rows = Vec::new();
-    for case in cases().into_iter().filter(|case| wanted(&case.name)) {
-        rows.extend(Box::pin(measure(&lab, &case, pace)).await?);
+/// Measures the cases that are wanted, on a cluster of its own.
+pub(super) async fn run(session: &mut Session) -> Result<(), BenchError> {
+    let cases: Vec<Case> = cases().into_iter().filter(|case| session.wants(&case.name)).collect();
+    if cases.is_empty() {
+        return Ok(());
+    }
+    let lab = Arc::new(Lab::start(&session.dir).await?);
+    for case in cases {
+        for row in Box::pin(measure(&lab, &case, session.pace)).await? {
+            session.push(row);
+        }
     }
     let lab = Arc::into_inner(lab).expect("whoever shared it has ended");
-    lab.end().await?;
-    Ok(rows)
+    lab.end().await
 }
 
 async fn measure(lab: &Arc<Lab>, case: &Case, pace: Pace) -> Result<Vec<Row>, BenchError> {
@@ -122,7 +122,7 @@ async fn measure(lab: &Arc<Lab>, case: &Case, pace: Pace) -> Result<Vec<Row>, Be
 }
 
 /// The disk by itself.
-struct Disk(std::path::PathBuf);
+struct Disk(PathBuf);
 
 impl Side for Disk {
     async fn round(&mut self, time: Duration) -> Result<Round, BenchError> {
@@ -300,11 +300,12 @@ impl Commits {
         }
         let each = |total: f64| total / commits as f64;
         let cpu = all.iter().map(|(role, used)| {
-            Row::part(format!("{case}/cpu/{role}"), Unit::Micros, each(used.cpu.as_secs_f64() * 1e6))
+            Row::cost(case, &format!("cpu/{role}"), Unit::Micros, each(used.cpu.as_secs_f64() * 1e6))
         });
-        let disk = all.iter().filter(|(_, used)| used.written > 0).map(|(role, used)| {
-            Row::part(format!("{case}/disk/{role}"), Unit::Bytes, each(used.written as f64))
-        });
+        let disk = all
+            .iter()
+            .filter(|(_, used)| used.written > 0)
+            .map(|(role, used)| Row::cost(case, &format!("disk/{role}"), Unit::Bytes, each(used.written as f64)));
         cpu.chain(disk).collect()
     }
 }

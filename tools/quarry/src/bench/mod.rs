@@ -9,6 +9,7 @@ mod error;
 mod fabric;
 mod machine;
 mod measure;
+mod meta;
 mod raw;
 mod redis;
 mod report;
@@ -30,6 +31,8 @@ use std::{path::PathBuf, time::Duration};
 pub(crate) enum Which {
     /// Puts and gets of all sizes, against raw one-sided operations.
     Fabric,
+    /// The control plane: grants, commits, resolves.
+    Meta,
     /// Batches of small values, against Redis on this host.
     Small,
     /// The calls by which other stores are measured.
@@ -99,6 +102,9 @@ async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
     let wanted = |which: Which| args.which == which || args.which == Which::All;
     if wanted(Which::Fabric) {
         fabric::run(&mut session).await?;
+    }
+    if wanted(Which::Meta) {
+        meta::run(&mut session).await?;
     }
     if wanted(Which::Small) {
         small::run(&mut session).await?;

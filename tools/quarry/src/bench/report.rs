@@ -14,9 +14,11 @@ pub(crate) enum Unit {
     #[serde(rename = "us")]
     Micros,
     /// Whatever the case names, per second; more is better.
-    #[expect(dead_code, reason = "the cases of the control plane count so")]
     #[serde(rename = "1/s")]
     PerSecond,
+    /// Bytes that one call costs; less is better.
+    #[serde(rename = "B")]
+    Bytes,
 }
 
 impl Unit {
@@ -25,6 +27,7 @@ impl Unit {
             Self::GibPerSecond => "GiB/s",
             Self::Micros => "us",
             Self::PerSecond => "1/s",
+            Self::Bytes => "B",
         }
     }
 
@@ -33,7 +36,7 @@ impl Unit {
         match self {
             Self::GibPerSecond => measured.rate() / f64::from(1 << 30),
             Self::Micros => measured.percentile_us(0.5),
-            Self::PerSecond => measured.rate(),
+            Self::PerSecond | Self::Bytes => measured.rate(),
         }
     }
 }
@@ -104,10 +107,20 @@ impl Row {
 
     /// A part of a call, in microseconds: a mean.
     pub(crate) fn part(case: String, micros: f64) -> Self {
+        Self::plain(case, Unit::Micros, micros)
+    }
+
+    /// What a call of the case `of` costs of something beside its time: a mean.
+    pub(crate) fn cost(of: &str, what: &str, unit: Unit, value: f64) -> Self {
+        Self::plain(format!("{of}/{what}"), unit, value)
+    }
+
+    /// A figure without percentiles and without a reference.
+    const fn plain(case: String, unit: Unit, value: f64) -> Self {
         Self {
             case,
-            value: micros,
-            unit: Unit::Micros,
+            value,
+            unit,
             reference: None,
             reference_value: None,
             ratio: None,

@@ -27,7 +27,6 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr},
     path::Path,
-    sync::Arc,
     time::Duration,
 };
 use tokio::time::Instant;
@@ -83,7 +82,7 @@ pub(super) struct Lab {
     nodes: BTreeMap<NodeId, String>,
     /// A namespace for each number of copies.
     namespaces: BTreeMap<u8, u32>,
-    fabric: Arc<BTreeMap<NodeId, ClientEndpoint>>,
+    provider: Provider,
 }
 
 impl Lab {
@@ -95,19 +94,16 @@ impl Lab {
         let nodes: BTreeMap<NodeId, String> =
             cluster.data_nodes().into_iter().map(|member| (member.node(), cluster.address(member))).collect();
         let client = stage.client().await?;
-        let mut namespaces = BTreeMap::new();
         for copies in [1, 2] {
-            let made = stage.namespace(&client, &format!("meta-{copies}"), copies).await?;
-            namespaces.insert(copies, made.id().0);
+            stage.namespace(&client, &format!("meta-{copies}"), copies).await?;
         }
         client.close().await?;
+        let mut control = ControlClient::with_interceptor(channel(&leader).await?, Announce);
+        let known = control.describe(v1::DescribeRequest { seen: None }).await.map_err(LabError::call("Describe"))?;
+        let known = known.into_inner().changes.unwrap_or_default().namespaces.into_iter();
+        let namespaces = known.filter_map(|it| Some((u8::try_from(it.copies).ok()?, it.id))).collect();
         let provider = Provider::detect().map_err(LabError::from)?;
-        let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let endpoint = |node: &NodeId| {
-            (*node, ClientEndpoint::new(EndpointConfig { provider: provider.clone(), bind, port: None }))
-        };
-        let fabric = Arc::new(nodes.keys().map(endpoint).collect());
-        Ok(Self { stage, leader, nodes, namespaces, fabric })
+        Ok(Self { stage, leader, nodes, namespaces, provider })
     }
 
     /// A writer with connections of its own, opened.
@@ -125,8 +121,11 @@ impl Lab {
         let known = control.describe(v1::DescribeRequest { seen: None }).await;
         let (seen, applied_ms) = position(known.map_err(LabError::call("Describe"))?.get_ref());
         let id = WriterId::anonymous(random().to_le_bytes());
-        let (namespace, fabric) = (self.namespaces[&copies], Arc::clone(&self.fabric));
-        Ok(Writer { control, nodes, fabric, id, namespace, seen, applied_ms, count: 0 })
+        let namespace = self.namespaces.get(&copies).copied();
+        let namespace =
+            namespace.ok_or_else(|| LabError::unexpected("namespace", format!("one of {copies} copies"), "none"))?;
+        let provider = self.provider.clone();
+        Ok(Writer { control, nodes, provider, id, namespace, seen, applied_ms, count: 0 })
     }
 
     /// Every process of the cluster, under what it is to a commit.
@@ -144,9 +143,6 @@ impl Lab {
 
     /// Ends all processes.
     pub(super) async fn end(self) -> Result<(), BenchError> {
-        for endpoint in self.fabric.values() {
-            endpoint.close();
-        }
         self.stage.end().await
     }
 }
@@ -183,7 +179,7 @@ pub(super) struct Written {
 pub(super) struct Writer {
     pub(super) control: ControlClient<Link>,
     nodes: BTreeMap<NodeId, DataNodeClient<Link>>,
-    fabric: Arc<BTreeMap<NodeId, ClientEndpoint>>,
+    provider: Provider,
     id: WriterId,
     namespace: u32,
     seen: Option<v1::Ordinal>,
@@ -235,8 +231,13 @@ impl Writer {
             let lane = FabricAddress::from_bytes(&armed.lane_address)?;
             let local = LocalBuffer::new(&memory, 0..bytes.len());
             let remote = RemoteSpan { address: armed.base, key: armed.write_key, len: bytes.len() as u64 };
-            let endpoint = self.fabric.get(&node).ok_or(LabError::UnknownNode { node })?;
-            endpoint.write(&lane, local, remote, Instant::now() + CALL).await?;
+            // An endpoint of its own, so that none is open while commits are measured.
+            let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
+            let config = EndpointConfig { provider: self.provider.clone(), bind, port: None, spin: Duration::ZERO };
+            let endpoint = ClientEndpoint::new(config);
+            let written = endpoint.write(&lane, local, remote, Instant::now() + CALL).await;
+            endpoint.close();
+            written?;
         }
         Ok(Written { grant, entries })
     }
@@ -278,7 +279,8 @@ impl Writer {
     pub(super) async fn commit(&mut self, request: v1::CommitRequest) -> Result<(), LabError> {
         let node = NodeId(request.written.first().copied().unwrap_or_default());
         let count = request.entries.len();
-        let reply = self.node(node)?.commit(with_deadline(request)).await.map_err(LabError::call("Commit"))?.into_inner();
+        let reply =
+            self.node(node)?.commit(with_deadline(request)).await.map_err(LabError::call("Commit"))?.into_inner();
         if reply.outcomes.len() != count {
             return Err(LabError::unexpected("outcomes of a commit", count, reply.outcomes.len()));
         }
@@ -330,7 +332,8 @@ impl Writer {
                 namespace: self.namespace,
                 items: keys.iter().map(item).collect(),
             };
-            let reply = self.control.delete(with_deadline(request)).await.map_err(LabError::call("Delete"))?.into_inner();
+            let reply =
+                self.control.delete(with_deadline(request)).await.map_err(LabError::call("Delete"))?.into_inner();
             self.applied_ms = reply.applied_ms;
         }
         Ok(())
