@@ -117,16 +117,7 @@ impl Row {
 
     /// A figure without percentiles and without a reference.
     const fn plain(case: String, unit: Unit, value: f64) -> Self {
-        Self {
-            case,
-            value,
-            unit,
-            reference: None,
-            reference_value: None,
-            ratio: None,
-            p50_us: None,
-            p99_us: None,
-        }
+        Self { case, value, unit, reference: None, reference_value: None, ratio: None, p50_us: None, p99_us: None }
     }
 
     /// One line for whoever waits.

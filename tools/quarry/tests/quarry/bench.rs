@@ -21,7 +21,7 @@ fn rows(dir: &Path, arguments: &[&str]) -> Vec<Value> {
         // A single put waits for nothing when there is room.
         let least = if row["case"].as_str().unwrap().ends_with("/wait") { 0.0 } else { f64::MIN_POSITIVE };
         assert!(number("value").unwrap() >= least, "{row}");
-        assert!(["GiB/s", "us", "1/s"].contains(&row["unit"].as_str().unwrap()), "{row}");
+        assert!(["GiB/s", "us", "1/s", "B"].contains(&row["unit"].as_str().unwrap()), "{row}");
         if let (Some(p50), Some(p99)) = (number("p50_us"), number("p99_us")) {
             assert!(p50 > 0.0 && p99 >= p50, "{row}");
         }
@@ -101,4 +101,23 @@ fn a_filter_that_matches_nothing_starts_nothing_and_names_the_cases() {
     assert!(said.contains("nonsense") && said.contains("get/4KiB/batch100/warm"), "{said}");
     assert!(output.stdout.is_empty());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_bench_of_the_control_plane_measures_grants_commits_and_resolves() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = rows(dir.path(), &["meta"]);
+    let names = names(&rows);
+    let expected = [
+        "grant/callers1",
+        "commit/100/callers1/copies1",
+        "commit/100/callers1/copies2",
+        "resolve/100/callers1/leased",
+        "resolve/100/callers1/fresh",
+        "resolve/100/callers1/leased/copies2",
+        "resolve/100/callers1/leased/shuffled",
+    ];
+    for case in expected {
+        assert!(names.contains(&case), "no {case} in {names:?}");
+    }
 }
