@@ -62,12 +62,21 @@ impl TestCluster {
     /// # Panics
     /// If it is not ready in time, with what was missing.
     pub async fn start_with(change: impl FnOnce(&mut LocalSpec)) -> Self {
+        Self::start_prepared(change, |_| {}).await
+    }
+
+    /// A cluster that differs from [`spec`] by `change`, whose folder is seen to by `prepare` before its processes start.
+    ///
+    /// # Panics
+    /// If it is not ready in time, with what was missing.
+    pub async fn start_prepared(change: impl FnOnce(&mut LocalSpec), prepare: impl FnOnce(&LocalCluster)) -> Self {
         let permit = CLUSTERS.acquire().await.expect("the semaphore is never closed");
         let mut spec = spec();
         change(&mut spec);
         let folder = tempfile::Builder::new().prefix("quarry-test-").tempdir().expect("a temporary folder");
         let local =
             LocalCluster::create(&folder.path().join("cluster"), spec).unwrap_or_else(|wrong| panic!("{wrong}"));
+        prepare(&local);
         // From here on a failure shows the logs.
         let mut cluster = Self { local, folder: Some(folder), _permit: permit };
         if let Err(wrong) = cluster.local.start(PATIENCE).await {

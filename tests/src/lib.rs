@@ -1,12 +1,15 @@
-//! The cluster harness of the suites `e2e`, `faults` and `crash`: real processes on loopback, real libfabric.
+//! The cluster harness of the suites `e2e`, `faults`, `crash` and `abuse`: real processes on loopback, real libfabric.
 //!
 //! Decides how clusters are started, shared, bounded and cleaned up, how conditions are waited for, and how a write is done by hand, step by
 //! step. Leaves to the suites what is proven. Nothing here sleeps for luck: a wait polls a condition and ends at a deadline that names what
 //! was missing.
 
+pub mod bare;
 pub mod calls;
 pub mod cluster;
 pub mod raw;
+pub mod relay;
+pub mod rounds;
 pub mod seed;
 pub mod victim;
 pub mod wait;

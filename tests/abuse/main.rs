@@ -1,0 +1,13 @@
+//! Abuse: writers, readers, nodes and messages treated worse than any deployment will treat them, on real processes and real libfabric.
+//!
+//! Each test says in its comment which guard it is about: without that guard, it fails. `QUARRY_ABUSE_TIMES=10` does everything ten times as
+//! often, `QUARRY_SEED` draws the same random numbers again. Smaller faults stand in the suites `faults` and `crash`.
+#![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
+
+mod deposed;
+mod history;
+mod leaders;
+mod messages;
+mod mutants;
+mod replies;
+mod requests;
