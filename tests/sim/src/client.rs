@@ -82,6 +82,8 @@ struct Slab {
 pub(crate) struct Client {
     world: Rc<World>,
     told: Rc<Told>,
+    /// Hardly ever writes: so it stays with a leader that nobody else believes in any more.
+    reader: bool,
     writer: WriterId,
     clock: HybridClock,
     leaders: BTreeMap<ShardId, RaftNodeId>,
@@ -103,6 +105,7 @@ impl Client {
         Self {
             world: Rc::clone(world),
             told: Rc::clone(told),
+            reader: number.is_multiple_of(2),
             writer: WriterId([number; 16]),
             clock: HybridClock::default(),
             leaders: BTreeMap::new(),
@@ -117,7 +120,8 @@ impl Client {
         while !self.told.stop.get() && !self.world.checks.is_broken() {
             sleep(sim::between(Duration::from_millis(5), Duration::from_millis(150))).await;
             let number = sim::roll(KEYS);
-            match sim::roll(10) {
+            let lazy = self.reader && !sim::chance(100);
+            match if lazy { 9 } else { sim::roll(10) } {
                 0..=3 => self.put(number).await,
                 4 => self.delete(number).await,
                 _ => self.get(number).await,
