@@ -20,6 +20,7 @@ use quarry_wire::{
     grant::Grant,
     ids::{CertificateSerial, NamespaceId, RegionId, ShardId, SlotIndex, WriterId},
     key::Key,
+    limits::LEASE_MAX,
     signed::Signature,
     units::{LogTime, SlotCount, SlotSize},
     version::{HybridClock, Version},
@@ -38,7 +39,8 @@ use tokio::time::{Instant, sleep};
 pub(crate) const NAMESPACE: NamespaceId = NamespaceId(1);
 /// How many keys are written and read.
 const KEYS: u64 = 6;
-const SLOT_SIZE: SlotSize = SlotSize(4096);
+/// So large that a slab is a whole extent: memory is scarce, and used again as soon as it may be.
+const SLOT_SIZE: SlotSize = SlotSize(16_384);
 const SLOTS: SlotCount = SlotCount(4);
 /// How long a client asks before it gives up.
 const STUBBORN: Duration = Duration::from_secs(8);
@@ -350,7 +352,8 @@ impl Client {
         let key = key(number);
         let shard = key.shard(NAMESPACE, SHARDS);
         let unconfirmed = self.world.mutant() == Some(Mutant::UnconfirmedReads);
-        let wanted = sim::between(Duration::from_millis(100), Duration::from_secs(5));
+        // Often the longest, which ends right at the horizon.
+        let wanted = if sim::chance(500) { LEASE_MAX } else { sim::between(Duration::from_millis(100), LEASE_MAX) };
         let began = self.told.next();
         let checks = Arc::clone(&self.world.checks);
         let found = self
