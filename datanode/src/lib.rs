@@ -21,6 +21,8 @@ mod confirm;
 mod disk;
 mod entropy;
 mod error;
+#[cfg(test)]
+mod fences;
 mod heartbeat;
 mod holdings;
 mod lanes;
