@@ -68,6 +68,13 @@ impl Memory {
         Ok(memory)
     }
 
+    /// Whether the kernel can make all pages of a mapping come at once (Linux 5.14), as [`allocate_populated`](Self::allocate_populated)
+    /// would have it; it touches each page otherwise.
+    #[must_use]
+    pub fn populates_at_once() -> bool {
+        Self::allocate(4096).is_ok_and(|memory| memory.advise(Advice::LinuxPopulateWrite).is_ok())
+    }
+
     /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]

@@ -62,7 +62,7 @@ async fn values_go_in_and_out_through_the_command_and_its_exit_codes_tell_what_h
     expect(&got, OK);
     assert_eq!(got.out, b"hello\n");
     let copy = folder.path().join("copy");
-    expect(&run(&["get", "--namespace", &name, "from-file", "-o", copy.to_str().unwrap()], b"").await, OK);
+    expect(&run(&["get", "--namespace", &name, "from-file", "-O", copy.to_str().unwrap()], b"").await, OK);
     assert!(std::fs::read(&copy).unwrap() == bytes);
 
     expect(&run(&["rm", "--namespace", &name, "from-input"], b"").await, OK);

@@ -2,34 +2,31 @@
 
 use crate::{
     bench::{BenchArgs, target::TargetArgs},
+    doctor::DoctorArgs,
+    exit::{CODES_HELP, Format},
     size,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use quarry::build::VERSION;
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
-/// What every help ends with.
-const AFTER_HELP: &str = "\
-Exit codes:
-  0  done
-  1  error
-  2  wrong usage
-  3  not found
-  4  conflict: exists already, or another version is current
-  5  no space
-  6  unavailable, or not done by its deadline
-
+/// What the help ends with, after the exit codes.
+const ENVIRONMENT: &str = "\
 Environment:
   QUARRY_CLUSTER         cluster file or quarry:// URL of the client commands
-  QUARRY_NAMESPACE       namespace of put, get and rm
+  QUARRY_NAMESPACE       namespace of put, get, cat, stat, exists, ls and rm
   QUARRY_LOG             what is logged to stderr, for example info or quarry_meta=debug; without it
                          daemons log info and commands nothing
   QUARRY_LOG_FORMAT      text or json
   QUARRY_SECTION__KEY    sets section.key of the configuration of meta and datanode";
 
+fn after_help() -> String {
+    format!("{CODES_HELP}\n\n{ENVIRONMENT}")
+}
+
 /// Quarry: values in remote memory, written and read by one-sided RMA.
 #[derive(Parser, Debug)]
-#[command(name = "quarry", version = VERSION, after_help = AFTER_HELP, arg_required_else_help = true)]
+#[command(name = "quarry", version = VERSION, after_help = after_help(), arg_required_else_help = true)]
 pub(crate) struct Cli {
     /// Print the build id and end.
     #[arg(long, hide = true)]
@@ -37,6 +34,9 @@ pub(crate) struct Cli {
     /// How log lines on stderr look; by default as QUARRY_LOG_FORMAT says, else text.
     #[arg(long, value_enum, global = true)]
     pub(crate) log_format: Option<LogFormat>,
+    /// What is printed, errors too.
+    #[arg(long, short, value_enum, global = true, default_value_t)]
+    pub(crate) output: Format,
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -52,12 +52,22 @@ pub(crate) enum Command {
     /// Make and list namespaces.
     #[command(subcommand)]
     Namespace(NamespaceCommand),
-    /// Write a value under a new key; prints its version.
+    /// Write values under new keys; prints their versions.
     Put(PutArgs),
-    /// Read a value.
+    /// Read a value to standard output, or values into files.
     Get(GetArgs),
+    /// Write values to standard output, one after the other.
+    Cat(CatArgs),
+    /// Show what is known of values: version, size, checksum, where the copies are.
+    Stat(StatArgs),
+    /// Print how many of the keys exist before the first that does not; not found unless all do.
+    Exists(ExistsArgs),
+    /// List keys in the order of their bytes.
+    Ls(ListArgs),
     /// Delete keys.
     Rm(RmArgs),
+    /// Say what this machine lacks, and how to mend it.
+    Doctor(DoctorArgs),
     /// Show all processes of a cluster in one table, refreshed every second.
     Top(TopArgs),
     /// Measure a cluster of this machine's own, against what the machine gives.
@@ -80,9 +90,6 @@ pub(crate) struct TopArgs {
     /// Print one table, of one second, and end.
     #[arg(long)]
     pub(crate) once: bool,
-    /// Output; JSON is one object per line and second.
-    #[arg(long, short, value_enum, default_value_t)]
-    pub(crate) output: Format,
 }
 
 /// How log lines look.
@@ -164,15 +171,6 @@ pub(crate) struct InNamespace {
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON value.
-    Json,
-}
-
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum ClassArg {
     /// May be evicted; gone when the memory of all its holders is.
     #[default]
@@ -196,46 +194,126 @@ pub(crate) enum NamespaceCommand {
         /// Least copies to accept a value with; by default 2, or 1 if there is one copy.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3))]
         least: Option<u32>,
-        /// Output.
-        #[arg(long, short, value_enum, default_value_t)]
-        output: Format,
         #[command(flatten)]
         connect: Connect,
     },
     /// List all namespaces.
     List {
-        /// Output.
-        #[arg(long, short, value_enum, default_value_t)]
-        output: Format,
         #[command(flatten)]
         connect: Connect,
     },
 }
 
+/// How keys are given and printed.
+#[derive(Args, Debug)]
+pub(crate) struct KeyForm {
+    /// Keys are given and printed in hexadecimal.
+    #[arg(long)]
+    pub(crate) key_hex: bool,
+}
+
+/// What is said about work under way, on standard error.
+#[derive(Args, Debug)]
+pub(crate) struct Watch {
+    /// Show no progress; it is shown only if standard error is a terminal.
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+    /// Say at the end how much was moved, and how fast.
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct PutArgs {
     /// Key, 1 to 512 bytes.
-    pub(crate) key: String,
+    #[arg(required_unless_present = "files")]
+    pub(crate) key: Option<OsString>,
     /// File with the value; - is standard input.
-    #[arg(value_name = "FILE|-", default_value = "-")]
+    #[arg(value_name = "FILE|-", default_value = "-", conflicts_with = "files")]
     pub(crate) file: PathBuf,
+    /// Write many: each file under its name, or as KEY=FILE; a folder's files under their paths in it.
+    #[arg(long, short, value_name = "[KEY=]FILE|DIR", num_args = 1.., conflicts_with = "key")]
+    pub(crate) files: Vec<OsString>,
+    /// What the keys of --files begin with.
+    #[arg(long, value_name = "TEXT", requires = "files")]
+    pub(crate) prefix: Option<OsString>,
     /// Write also if the key exists.
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Output.
-    #[arg(long, short, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
+    #[command(flatten)]
+    pub(crate) watch: Watch,
     #[command(flatten)]
     pub(crate) namespace: InNamespace,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct GetArgs {
-    /// Key.
-    pub(crate) key: String,
-    /// File to write the value into; by default standard output.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
+    /// Keys; several need a folder to go to.
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    /// File, or folder for files named by their keys, to write into instead of standard output.
+    #[arg(short = 'O', long, value_name = "FILE|DIR")]
+    pub(crate) into: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CatArgs {
+    /// Keys.
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatArgs {
+    /// Keys.
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ExistsArgs {
+    /// Keys, in the order in which they are needed.
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
+    #[command(flatten)]
+    pub(crate) namespace: InNamespace,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// What the keys begin with; all keys without it.
+    pub(crate) prefix: Option<OsString>,
+    /// At most so many keys.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) limit: Option<usize>,
+    /// Begin behind this key.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) after: Option<OsString>,
+    /// Bytes, CRC-32C, copies and version before each key.
+    #[arg(long, short)]
+    pub(crate) long: bool,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
     #[command(flatten)]
     pub(crate) namespace: InNamespace,
 }
@@ -243,11 +321,10 @@ pub(crate) struct GetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct RmArgs {
     /// Keys.
-    #[arg(required = true)]
-    pub(crate) keys: Vec<String>,
-    /// Output.
-    #[arg(long, short, value_enum, default_value_t)]
-    pub(crate) output: Format,
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) form: KeyForm,
     #[command(flatten)]
     pub(crate) namespace: InNamespace,
 }
@@ -269,9 +346,6 @@ pub(crate) struct DemoArgs {
     /// Leave the cluster running, whole again.
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Output.
-    #[arg(long, short, value_enum, default_value_t)]
-    pub(crate) output: Format,
 }
 
 #[derive(Args, Debug)]
@@ -307,11 +381,9 @@ mod tests {
     #[test]
     fn the_demo_is_a_thousand_blocks_of_64_kib_unless_told_otherwise() {
         let Command::Demo(args) = parse("demo").unwrap() else { panic!("not the demo") };
-        assert_eq!((args.blocks, args.size, args.keep, args.output), (1000, 65536, false, Format::Text));
-        let Command::Demo(args) = parse("demo --blocks 10 --size 1MiB --keep -o json").unwrap() else {
-            panic!("not the demo")
-        };
-        assert_eq!((args.blocks, args.size, args.keep, args.output), (10, 1 << 20, true, Format::Json));
+        assert_eq!((args.blocks, args.size, args.keep), (1000, 65536, false));
+        let Command::Demo(args) = parse("demo --blocks 10 --size 1MiB --keep").unwrap() else { panic!("not the demo") };
+        assert_eq!((args.blocks, args.size, args.keep), (10, 1 << 20, true));
     }
 
     #[test]
@@ -333,6 +405,20 @@ mod tests {
         assert_eq!(kind("demo --size 1parsec"), ErrorKind::ValueValidation);
         assert_eq!(kind("namespace create a --copies 4 --cluster c"), ErrorKind::ValueValidation);
         assert_eq!(kind("frobnicate"), ErrorKind::InvalidSubcommand);
+    }
+
+    #[test]
+    fn every_command_prints_json_when_asked_before_or_behind_its_name() {
+        let format = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap().output;
+        for line in
+            ["quarry -o json doctor", "quarry doctor -o json", "quarry meta --config c -o json", "quarry up -o json"]
+        {
+            assert_eq!(format(line), Format::Json, "{line}");
+        }
+        assert_eq!(format("quarry doctor"), Format::Text);
+        for command in Cli::command().get_subcommands() {
+            assert!(command.get_arguments().all(|it| it.get_id() != "output"), "{} has its own", command.get_name());
+        }
     }
 
     #[test]

@@ -1,17 +1,69 @@
-//! How a command ends when it fails: one sentence and an exit code that scripts can act on.
+//! How a command ends: what it prints in which form, and when it fails one sentence, what to do about it, and an exit code that scripts can act on.
+//!
+//! The same for all our commands. Decides which error has which code; the commands decide what is an error.
 
+use crate::local::LocalError;
+use clap::{ValueEnum, error::ErrorKind};
 use quarry_client::{CallError, ClusterError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
 use quarry_proto::refusal::Refusal;
-use std::process::ExitCode;
+use serde_json::{Value, json};
+use std::{ffi::OsString, process::ExitCode};
 
-/// The exit codes, as the help lists them. 2 is the command line parser's.
+/// The exit codes, as every help tells them.
+pub const CODES_HELP: &str = "\
+Exit codes:
+  0  done
+  1  error
+  2  wrong usage
+  3  not found
+  4  conflict: exists already, or another version is current
+  5  no space
+  6  unavailable, or not done by its deadline
+
+With -o json an error is one line of JSON on standard error:
+  {\"error\": {\"code\": \"not_found\", \"exit_code\": 3, \"message\": .., \"hint\": .. or null}}";
+
+/// In which form a command prints.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs: one JSON document, or one per line where there are several.
+    Json,
+}
+
+/// Why a command ends without having done what was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Code {
+#[repr(u8)]
+pub enum Code {
+    /// None of the others.
     Error = 1,
+    /// The command line cannot be meant.
+    Usage = 2,
+    /// There is no such key or namespace.
     NotFound = 3,
+    /// It exists already, or another version is current.
     Conflict = 4,
+    /// No memory or disk is left.
     NoSpace = 5,
+    /// Nobody answered in time; the same may work later.
     Unavailable = 6,
+}
+
+impl Code {
+    /// Its name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Usage => "usage",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::NoSpace => "no_space",
+            Self::Unavailable => "unavailable",
+        }
+    }
 }
 
 impl From<Code> for ExitCode {
@@ -20,23 +72,115 @@ impl From<Code> for ExitCode {
     }
 }
 
-/// Why a command failed.
-#[derive(Debug, thiserror::Error)]
+/// Why a command failed, and what can be done about it.
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
-pub(crate) struct Failure {
-    pub(crate) code: Code,
+pub struct Failure {
+    /// What scripts see.
+    pub code: Code,
     message: String,
+    hint: Option<String>,
 }
 
 impl Failure {
-    pub(crate) fn new(code: Code, message: impl ToString) -> Self {
-        Self { code, message: message.to_string() }
+    /// With the hint that usually fits the code.
+    pub fn new(code: Code, message: impl ToString) -> Self {
+        let hint = match code {
+            Code::Unavailable => {
+                Some("quarry doctor --cluster FILE says which processes answer; --timeout waits longer".to_owned())
+            }
+            Code::NoSpace => Some("quarry top shows what is free; delete values, or add data nodes".to_owned()),
+            Code::Error | Code::Usage | Code::NotFound | Code::Conflict => None,
+        };
+        Self { code, message: message.to_string(), hint }
     }
     /// An error without a code of its own.
-    pub(crate) fn error(message: impl ToString) -> Self {
+    pub fn error(message: impl ToString) -> Self {
         Self::new(Code::Error, message)
     }
+    /// A command line that cannot be meant.
+    pub fn usage(message: impl ToString) -> Self {
+        Self::new(Code::Usage, message)
+    }
+    /// Says what to do.
+    #[must_use]
+    pub fn hint(mut self, hint: impl ToString) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    /// The same with another message, made from this one.
+    #[must_use]
+    pub fn about(self, message: impl FnOnce(&str) -> String) -> Self {
+        Self { message: message(&self.message), ..self }
+    }
+
+    /// What `-o json` prints.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let Self { code, message, hint } = self;
+        json!({ "error": { "code": code.name(), "exit_code": *code as u8, "message": message, "hint": hint } })
+    }
+
+    /// Says it on standard error, and how the process is to end.
+    pub fn report(&self, program: &str, format: Format) -> ExitCode {
+        match format {
+            Format::Json => eprintln!("{}", self.json()),
+            Format::Text => {
+                eprintln!("{program}: {self}");
+                if let Some(hint) = &self.hint {
+                    eprintln!("  hint: {hint}");
+                }
+            }
+        }
+        self.code.into()
+    }
 }
+
+/// Says what is wrong with a command line, in the form that the line itself asks for; or prints the help or version that it asks for.
+#[must_use]
+pub fn usage(wrong: &clap::Error, program: &str) -> ExitCode {
+    if matches!(wrong.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        // A reader of the help that went away is no error.
+        let _ = wrong.print();
+        return ExitCode::SUCCESS;
+    }
+    let said = wrong.to_string();
+    let mut failure = Failure::usage(said.trim_start_matches("error: ").trim_end());
+    if wrong.kind() == ErrorKind::MissingRequiredArgument && said.contains("--cluster") {
+        failure = failure.hint(CLUSTER_HINT);
+    }
+    if wants_json(std::env::args_os()) {
+        return failure.report(program, Format::Json);
+    }
+    // In colours, if standard error is a terminal.
+    let _ = wrong.print();
+    if let Some(hint) = &failure.hint {
+        eprintln!("\n  hint: {hint}");
+    }
+    Code::Usage.into()
+}
+
+/// Whether a command line that could not be understood asks for JSON.
+fn wants_json(words: impl IntoIterator<Item = OsString>) -> bool {
+    let mut before = OsString::new();
+    for word in words {
+        if word == "--" {
+            return false;
+        }
+        if word == "-ojson" || word == "-o=json" || word == "--output=json" {
+            return true;
+        }
+        if word == "json" && (before == "-o" || before == "--output") {
+            return true;
+        }
+        before = word;
+    }
+    false
+}
+
+/// What to do without a cluster file.
+const CLUSTER_HINT: &str = "name the cluster file, or a quarry:// URL, with --cluster or QUARRY_CLUSTER; quarry up makes a cluster and prints the path of its file";
 
 fn of_call(error: &CallError) -> Code {
     match error {
@@ -52,44 +196,66 @@ fn of_call(error: &CallError) -> Code {
     }
 }
 
+/// What is shown, with the code and the hint of the call that failed.
+fn by_call(call: &CallError, shown: &impl ToString) -> Failure {
+    let failure = Failure::new(of_call(call), shown.to_string());
+    if failure.code == Code::NotFound {
+        return failure.hint("quarry namespace create NAME makes a namespace, quarry namespace list shows all");
+    }
+    failure
+}
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::error(error)
     }
 }
+impl From<LocalError> for Failure {
+    fn from(error: LocalError) -> Self {
+        let code = if matches!(error, LocalError::Deadline { .. }) { Code::Unavailable } else { Code::Error };
+        Self::new(code, error)
+    }
+}
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
-        Self::error(error)
+        let missing = matches!(error, ClusterError::File { .. });
+        let failure = Self::error(error);
+        if missing { failure.hint(CLUSTER_HINT) } else { failure }
     }
 }
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
-        Self::new(of_call(&error), error)
+        by_call(&error, &error)
     }
 }
 impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
-        let code = if let ConnectError::Call(call) = &error { of_call(call) } else { Code::Error };
-        Self::new(code, error)
+        match &error {
+            ConnectError::Call(call) => by_call(call, &error),
+            ConnectError::Fabric(_) => Self::error(&error).hint("quarry doctor says what this machine lacks"),
+            _ => Self::error(&error),
+        }
     }
 }
 impl From<NamespaceError> for Failure {
     fn from(error: NamespaceError) -> Self {
-        let code = match &error {
-            NamespaceError::Exists { .. } => Code::Conflict,
-            NamespaceError::Call(call) => of_call(call),
-            _ => Code::Error,
-        };
-        Self::new(code, error)
+        match &error {
+            NamespaceError::Exists { .. } => Self::new(Code::Conflict, error),
+            NamespaceError::Call(call) => by_call(call, &error),
+            _ => Self::error(error),
+        }
     }
 }
 impl From<PutError> for Failure {
     fn from(error: PutError) -> Self {
         let code = match &error {
-            PutError::Exists { .. } | PutError::StaleVersion { .. } | PutError::CompareFailed { .. } => Code::Conflict,
+            PutError::Exists { .. } => {
+                return Self::new(Code::Conflict, error).hint("--replace writes also if the key exists");
+            }
+            PutError::StaleVersion { .. } | PutError::CompareFailed { .. } => Code::Conflict,
             PutError::NoSpace { .. } => Code::NoSpace,
             PutError::TooFewHolders { .. } | PutError::Deadline { .. } => Code::Unavailable,
-            PutError::Call(call) => of_call(call),
+            PutError::Call(call) => return by_call(call, &error),
             _ => Code::Error,
         };
         Self::new(code, error)
@@ -99,7 +265,7 @@ impl From<GetError> for Failure {
     fn from(error: GetError) -> Self {
         let code = match &error {
             GetError::Unreachable { .. } | GetError::NotResident | GetError::Deadline { .. } => Code::Unavailable,
-            GetError::Call(call) => of_call(call),
+            GetError::Call(call) => return by_call(call, &error),
             _ => Code::Error,
         };
         Self::new(code, error)
@@ -109,7 +275,7 @@ impl From<DeleteError> for Failure {
     fn from(error: DeleteError) -> Self {
         let code = match &error {
             DeleteError::CompareFailed { .. } => Code::Conflict,
-            DeleteError::Call(call) => of_call(call),
+            DeleteError::Call(call) => return by_call(call, &error),
             _ => Code::Error,
         };
         Self::new(code, error)
@@ -134,5 +300,32 @@ mod tests {
         assert_eq!(Failure::from(GetError::Call(unknown)).code, Code::NotFound);
         assert_eq!(Failure::from(NamespaceError::Exists { name: "kv".into() }).code, Code::Conflict);
         assert_eq!(put(PutError::TooLarge { limit: 1, found: 2 }), Code::Error);
+    }
+
+    #[test]
+    fn a_failure_is_one_line_of_json_with_what_to_do() {
+        let json = Failure::from(PutError::Exists { current: Version::default() }).json();
+        assert_eq!((&json["error"]["code"], &json["error"]["exit_code"]), (&"conflict".into(), &4.into()));
+        assert!(json["error"]["hint"].as_str().unwrap().contains("--replace"), "{json}");
+        assert!(!json.to_string().contains('\n'));
+        assert_eq!(Failure::error("x").json()["error"]["hint"], Value::Null);
+    }
+
+    #[test]
+    fn every_code_is_in_the_help() {
+        for code in [Code::Error, Code::Usage, Code::NotFound, Code::Conflict, Code::NoSpace, Code::Unavailable] {
+            assert!(CODES_HELP.contains(&format!("\n  {}  ", code as u8)), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_understood_may_still_ask_for_json() {
+        let json = |line: &str| wants_json(line.split(' ').map(OsString::from));
+        for line in ["q x -o json", "q --output json", "q -ojson x", "q --output=json", "q -o=json"] {
+            assert!(json(line), "{line}");
+        }
+        for line in ["q json", "q -o text json", "q -- -o json", "q"] {
+            assert!(!json(line), "{line}");
+        }
     }
 }

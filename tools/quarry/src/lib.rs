@@ -5,6 +5,7 @@
 pub mod admin;
 pub mod build;
 pub mod config;
+pub mod exit;
 pub mod identity;
 pub mod local;
 pub mod metrics;

@@ -1,9 +1,9 @@
-//! The quarry command: one binary for the daemons, a local cluster, single values and the demo.
+//! The quarry command: one binary for the daemons, a local cluster, values, and what looks after them.
 
 mod bench;
 mod cli;
 mod demo;
-mod exit;
+mod doctor;
 mod http;
 mod logs;
 mod output;
@@ -14,53 +14,75 @@ mod up;
 mod values;
 
 use clap::Parser as _;
-use cli::{Cli, Command, LogFormat};
-use exit::Failure;
-use quarry::{build::BUILD_ID, stdout::line};
+use cli::{Cli, Command, DaemonArgs, LogFormat};
+use exit::{Failure, Format};
+use quarry::{build::BUILD_ID, exit, stdout::line};
+use serde_json::json;
 use std::process::ExitCode;
+
+/// How errors begin.
+const PROGRAM: &str = "quarry";
 
 fn main() -> ExitCode {
     // Before the runtime takes signals: it would call the handler of the library that took them before.
     quarry_fabric::reclaim_signals();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(wrong) => return exit::usage(&wrong, PROGRAM),
+    };
     if cli.build_id {
         return if line(BUILD_ID).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let Some(command) = cli.command else {
-        eprintln!("quarry: a command is missing; see quarry --help");
-        return ExitCode::from(2);
+        return Failure::usage("a command is missing").hint("quarry --help lists them").report(PROGRAM, cli.output);
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(Box::pin(run(command, cli.log_format))),
+        Ok(runtime) => runtime.block_on(Box::pin(run(command, cli.log_format, cli.output))),
         Err(wrong) => Err(Failure::error(wrong)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("quarry: {failure}");
-            failure.code.into()
-        }
+        Err(failure) => failure.report(PROGRAM, cli.output),
     }
 }
 
-async fn run(command: Command, log_format: Option<LogFormat>) -> Result<(), Failure> {
+async fn run(command: Command, log_format: Option<LogFormat>, format: Format) -> Result<(), Failure> {
     // Daemons log once they know which node they are.
     if !matches!(command, Command::Meta(_) | Command::Datanode(_)) {
         logs::start(None, logs::COMMAND, log_format)?;
     }
     match command {
-        Command::Meta(args) => serve::meta(&args, log_format).await,
-        Command::Datanode(args) => serve::datanode(&args, log_format).await,
-        Command::Up(args) => up::up(&args).await,
-        Command::Namespace(command) => values::namespace(command).await,
-        Command::Put(args) => values::put(args).await,
-        Command::Get(args) => values::get(args).await,
-        Command::Rm(args) => values::rm(args).await,
-        Command::Top(args) => Box::pin(top::top(&args)).await,
-        Command::Bench(args) => bench::run(&args).await,
+        Command::Meta(args) => {
+            serve::meta(&args, log_format).await?;
+            checked(&args, format)
+        }
+        Command::Datanode(args) => {
+            serve::datanode(&args, log_format).await?;
+            checked(&args, format)
+        }
+        Command::Up(args) => up::up(&args, format).await,
+        Command::Namespace(command) => values::namespace(command, format).await,
+        Command::Put(args) => values::put(args, format).await,
+        Command::Get(args) => values::get(args, format).await,
+        Command::Cat(args) => values::cat(args, format).await,
+        Command::Stat(args) => values::stat(args, format).await,
+        Command::Exists(args) => values::exists(args, format).await,
+        Command::Ls(args) => values::ls(args, format).await,
+        Command::Rm(args) => values::rm(args, format).await,
+        Command::Doctor(args) => doctor::run(&args, format).await,
+        Command::Top(args) => Box::pin(top::top(&args, format)).await,
+        Command::Bench(args) => bench::run(&args, format).await,
         Command::BenchTarget(args) => bench::target::run(&args),
-        Command::Demo(args) => demo::run(&args).await,
+        Command::Demo(args) => demo::run(&args, format).await,
         Command::DemoVerify(args) => demo::verify::run(&args).await,
     }
+}
+
+/// A configuration that was only to be checked is good.
+fn checked(args: &DaemonArgs, format: Format) -> Result<(), Failure> {
+    if args.check_config && format == Format::Json {
+        line(json!({ "config": args.config, "valid": true }))?;
+    }
+    Ok(())
 }

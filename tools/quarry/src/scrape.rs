@@ -40,6 +40,8 @@ pub enum ScrapeError {
 pub struct Page {
     /// The HTTP status, such as 200.
     pub status: u16,
+    /// The clock of who answered, as HTTP writes it, if it said so.
+    pub date: Option<String>,
     /// The text.
     pub body: String,
 }
@@ -71,7 +73,9 @@ pub async fn get(address: &str, path: &str, patience: Duration) -> Result<Page, 
 fn page(answer: &str) -> Option<Page> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.strip_prefix("HTTP/1.")?.split_whitespace().nth(1)?.parse().ok()?;
-    Some(Page { status, body: body.to_owned() })
+    let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+    let date = fields.find(|(name, _)| name.eq_ignore_ascii_case("date")).map(|(_, date)| date.trim().to_owned());
+    Some(Page { status, date, body: body.to_owned() })
 }
 
 /// Metrics of one process at one time.
@@ -288,7 +292,9 @@ h_seconds_count 4
     #[test]
     fn an_answer_is_taken_apart_into_status_and_body() {
         let answer = "HTTP/1.0 503 Service Unavailable\r\ncontent-length: 3\r\n\r\nno\n";
-        assert_eq!(page(answer), Some(Page { status: 503, body: "no\n".to_owned() }));
+        assert_eq!(page(answer), Some(Page { status: 503, date: None, body: "no\n".to_owned() }));
+        let dated = page("HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n").unwrap();
+        assert_eq!(dated.date.as_deref(), Some("Sun, 06 Nov 1994 08:49:37 GMT"));
         assert_eq!(page("SSH-2.0-OpenSSH\r\n"), None);
     }
 

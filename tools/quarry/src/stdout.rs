@@ -23,6 +23,19 @@ pub fn bytes(bytes: &[u8]) -> io::Result<()> {
     wanted(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
+/// Writes part of a longer answer: `false` says that the reader went away and wants no more.
+///
+/// # Errors
+/// What the system says of any other failure.
+pub fn part(bytes: &[u8]) -> io::Result<bool> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(wrong) if wrong.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(wrong) => Err(wrong),
+    }
+}
+
 fn wanted(written: io::Result<()>) -> io::Result<()> {
     match written {
         Err(wrong) if wrong.kind() == io::ErrorKind::BrokenPipe => Ok(()),

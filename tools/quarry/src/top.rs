@@ -4,16 +4,16 @@
 //! metrics are read. Rates are what came between two readings. A process that cannot be read has a row that says why.
 
 use crate::{
-    cli::{Format, TopArgs},
-    exit::{Code, Failure},
+    cli::TopArgs,
+    exit::{Code, Failure, Format},
     output::table,
+    values::cluster,
 };
 use quarry::{
     admin,
     scrape::{Scrape, quantile},
     stdout::line,
 };
-use quarry_client::Cluster;
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,18 +27,14 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Clears the screen and goes to its first line.
 const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
-pub(crate) async fn top(args: &TopArgs) -> Result<(), Failure> {
-    let cluster = if args.cluster.starts_with("quarry://") {
-        Cluster::parse(&args.cluster)?
-    } else {
-        Cluster::from_file(&args.cluster)?
-    };
+pub(crate) async fn top(args: &TopArgs, format: Format) -> Result<(), Failure> {
+    let cluster = cluster(&args.cluster)?;
     let mut before = read(&cluster.metas).await?;
     loop {
         sleep_until(before.at + EVERY).await;
         let now = read(&cluster.metas).await?;
         let rows = rows(&before, &now);
-        match args.output {
+        match format {
             Format::Json => line(json!({ "processes": rows }))?,
             Format::Text => line(format_args!("{}{}", if args.once { "" } else { CLEAR }, text(&rows)))?,
         }

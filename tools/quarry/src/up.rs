@@ -2,13 +2,14 @@
 
 use crate::{
     cli::UpArgs,
-    exit::{Code, Failure},
+    exit::{Failure, Format},
     serve::End,
 };
 use quarry::{
-    local::{LocalCluster, LocalError, LocalSpec},
+    local::{LocalCluster, LocalSpec},
     stdout::line,
 };
+use serde_json::json;
 use std::{fs, path::Path, time::Duration};
 
 /// How long a cluster may take to be ready.
@@ -16,7 +17,7 @@ const READY: Duration = Duration::from_secs(60);
 /// How often the processes are looked after.
 const LOOK: Duration = Duration::from_millis(500);
 
-pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
+pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
     let mut end = End::new()?;
     let binary = std::env::current_exe().map_err(Failure::error)?;
     let spec = LocalSpec {
@@ -40,6 +41,30 @@ pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
         None => return Ok(()),
     }
     let file = cluster.cluster_file();
+    match format {
+        Format::Text => say(&cluster, &file).await?,
+        Format::Json => say_json(&cluster, &file).await?,
+    }
+    let ready = args.ready_file.as_deref().map(|path| ReadyFile::write(path, &file)).transpose()?;
+    let mut look = tokio::time::interval(LOOK);
+    loop {
+        tokio::select! {
+            () = end.wait() => break,
+            _ = look.tick() => {
+                for (member, status) in cluster.ended()? {
+                    eprintln!("{member} ended ({status}); its log is {}", cluster.log_file(member).display());
+                }
+            }
+        }
+    }
+    drop(ready);
+    if format == Format::Text {
+        line("stopping")?;
+    }
+    Ok(cluster.stop().await?)
+}
+
+async fn say(cluster: &LocalCluster, file: &Path) -> Result<(), Failure> {
     for (member, report) in cluster.status().await {
         let pid = cluster.pid(member).unwrap_or_default();
         let admin = report.admin_address().unwrap_or_default();
@@ -54,21 +79,22 @@ pub(crate) async fn up(args: &UpArgs) -> Result<(), Failure> {
     line(format_args!("  quarry namespace create kv --copies {}", cluster.data_nodes().len().min(2)))?;
     line("  echo hello | quarry put greeting && quarry get greeting\n")?;
     line("Ctrl-C stops it.")?;
-    let ready = args.ready_file.as_deref().map(|path| ReadyFile::write(path, &file)).transpose()?;
-    let mut look = tokio::time::interval(LOOK);
-    loop {
-        tokio::select! {
-            () = end.wait() => break,
-            _ = look.tick() => {
-                for (member, status) in cluster.ended()? {
-                    eprintln!("{member} ended ({status}); its log is {}", cluster.log_file(member).display());
-                }
-            }
-        }
+    Ok(())
+}
+
+/// One document, once: a cluster that is ready.
+async fn say_json(cluster: &LocalCluster, file: &Path) -> Result<(), Failure> {
+    let mut processes = Vec::new();
+    for (member, report) in cluster.status().await {
+        processes.push(json!({
+            "name": member.to_string(),
+            "address": cluster.address(member),
+            "admin_address": report.admin_address(),
+            "pid": cluster.pid(member),
+            "log": cluster.log_file(member),
+        }));
     }
-    drop(ready);
-    line("stopping")?;
-    Ok(cluster.stop().await?)
+    Ok(line(json!({ "cluster": file, "processes": processes }))?)
 }
 
 /// A file that exists while the cluster is ready.
@@ -88,12 +114,5 @@ impl Drop for ReadyFile<'_> {
     fn drop(&mut self) {
         // It may have been removed by whoever waited for it.
         let _ = fs::remove_file(self.0);
-    }
-}
-
-impl From<LocalError> for Failure {
-    fn from(error: LocalError) -> Self {
-        let code = if matches!(error, LocalError::Deadline { .. }) { Code::Unavailable } else { Code::Error };
-        Self::new(code, error)
     }
 }

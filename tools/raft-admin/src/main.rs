@@ -4,26 +4,31 @@
 
 mod report;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use quarry::{
     admin::{self, BootstrapPlan, Health, State},
     build::VERSION,
+    exit::{self, CODES_HELP, Code, Failure, Format},
     stdout::line,
 };
-use quarry_client::Cluster;
+use quarry_client::{Cluster, ClusterError};
+use serde_json::json;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-const AFTER_HELP: &str = "\
-Exit codes:
-  0  done; health: all is well
-  1  error; health: it works, but something is missing
-  2  wrong usage
-  6  unavailable; health: a group has no leader";
+/// How errors begin.
+const PROGRAM: &str = "raft-admin";
+
+fn after_help() -> String {
+    format!("{CODES_HELP}\n\nhealth: 0 all is well, 1 it works but something is missing, 6 a group has no leader")
+}
 
 /// Administer the meta nodes of a Quarry cluster.
 #[derive(Parser, Debug)]
-#[command(name = "raft-admin", version = VERSION, after_help = AFTER_HELP)]
+#[command(name = "raft-admin", version = VERSION, after_help = after_help())]
 struct Cli {
+    /// What is printed, errors too.
+    #[arg(long, short, value_enum, global = true, default_value_t)]
+    output: Format,
     #[command(subcommand)]
     command: Command,
 }
@@ -53,79 +58,74 @@ struct Ask {
     /// Deadline of each question.
     #[arg(long, value_name = "SPAN", default_value = "3s", value_parser = humantime::parse_duration)]
     timeout: Duration,
-    /// Output.
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Format,
 }
-
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON value.
-    Json,
-}
-
-/// Exit code of a cluster without a leader.
-const UNAVAILABLE: u8 = 6;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(wrong) => return exit::usage(&wrong, PROGRAM),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(Box::pin(run(cli.command))),
+        Ok(runtime) => runtime.block_on(Box::pin(run(cli.command, cli.output))),
         Err(wrong) => Err(wrong.into()),
     };
-    result.unwrap_or_else(|wrong| {
-        eprintln!("raft-admin: {wrong}");
-        ExitCode::FAILURE
-    })
+    match result {
+        Ok(code) => code,
+        Err(failure) => failure.report(PROGRAM, cli.output),
+    }
 }
 
-async fn run(command: Command) -> Result<ExitCode, Box<dyn std::error::Error>> {
+async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
     match command {
-        Command::Bootstrap { plan, timeout } => bootstrap(&BootstrapPlan::read(&plan)?, timeout).await,
-        Command::Status(ask) => status(&ask).await,
-        Command::Health(ask) => health(&ask).await,
+        Command::Bootstrap { plan, timeout } => {
+            bootstrap(&BootstrapPlan::read(&plan).map_err(Failure::error)?, timeout, format).await
+        }
+        Command::Status(ask) => status(&ask, format).await,
+        Command::Health(ask) => health(&ask, format).await,
     }
 }
 
-async fn bootstrap(plan: &BootstrapPlan, timeout: Duration) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    match admin::bootstrap(plan, timeout).await {
-        Ok(()) => {}
-        Err(wrong) if wrong.is_passing() => {
-            eprintln!("raft-admin: {wrong}");
-            return Ok(ExitCode::from(UNAVAILABLE));
+async fn bootstrap(plan: &BootstrapPlan, timeout: Duration, format: Format) -> Result<ExitCode, Failure> {
+    admin::bootstrap(plan, timeout).await.map_err(|wrong| {
+        if wrong.is_passing() {
+            Failure::new(Code::Unavailable, &wrong).hint("start all meta nodes of the plan; --timeout waits longer")
+        } else {
+            // A refusal that time does not change.
+            Failure::error(&wrong)
         }
-        // A refusal that time does not change.
-        Err(wrong) => return Err(wrong.into()),
-    }
-    line(format_args!("cluster {} has {} meta nodes and {} shards", plan.cluster, plan.metas.len(), plan.shards))?;
+    })?;
+    let (cluster, metas, shards) = (plan.cluster, plan.metas.len(), plan.shards);
+    line(match format {
+        Format::Json => json!({ "cluster": cluster.to_string(), "metas": metas, "shards": shards }).to_string(),
+        Format::Text => format!("cluster {cluster} has {metas} meta nodes and {shards} shards"),
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn cluster(ask: &Ask) -> Result<Cluster, quarry_client::ClusterError> {
+fn cluster(ask: &Ask) -> Result<Cluster, ClusterError> {
     if ask.cluster.starts_with("quarry://") { Cluster::parse(&ask.cluster) } else { Cluster::from_file(&ask.cluster) }
 }
 
-async fn status(ask: &Ask) -> Result<ExitCode, Box<dyn std::error::Error>> {
+async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let metas = cluster(ask)?.metas;
     let answers = admin::status_all(&metas, ask.timeout).await;
-    match ask.output {
+    match format {
         Format::Json => line(report::json(&metas, &answers))?,
         Format::Text => line(report::text(&metas, &answers))?,
     }
-    let heard = answers.iter().any(Result::is_ok);
-    Ok(if heard { ExitCode::SUCCESS } else { ExitCode::from(UNAVAILABLE) })
+    if answers.iter().any(Result::is_ok) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(Failure::new(Code::Unavailable, "no meta node answers"))
 }
 
-async fn health(ask: &Ask) -> Result<ExitCode, Box<dyn std::error::Error>> {
+async fn health(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let metas = cluster(ask)?.metas;
     let answers = admin::status_all(&metas, ask.timeout).await;
     let health = Health::judge(&metas, &answers);
-    match ask.output {
-        Format::Json => line(serde_json::to_string(&health)?)?,
+    match format {
+        Format::Json => line(serde_json::to_string(&health).map_err(Failure::error)?)?,
         Format::Text => {
             line(format!("{:?}", health.state).to_lowercase())?;
             for problem in &health.problems {
@@ -133,10 +133,11 @@ async fn health(ask: &Ask) -> Result<ExitCode, Box<dyn std::error::Error>> {
             }
         }
     }
+    // What is wrong was just told: it is the answer, not an error.
     Ok(match health.state {
         State::Healthy => ExitCode::SUCCESS,
-        State::Degraded => ExitCode::FAILURE,
-        State::Unavailable => ExitCode::from(UNAVAILABLE),
+        State::Degraded => Code::Error.into(),
+        State::Unavailable => Code::Unavailable.into(),
     })
 }
 
@@ -156,6 +157,6 @@ mod tests {
         assert_eq!(kind("raft-admin bootstrap"), ErrorKind::MissingRequiredArgument);
         assert_eq!(kind("raft-admin status --output xml --cluster c"), ErrorKind::InvalidValue);
         let cli = Cli::try_parse_from(["raft-admin", "health", "--cluster", "c", "-o", "json"]).unwrap();
-        assert!(matches!(cli.command, Command::Health(ask) if ask.output == Format::Json));
+        assert!(matches!(cli.command, Command::Health(_)) && cli.output == Format::Json);
     }
 }

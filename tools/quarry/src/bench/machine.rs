@@ -74,7 +74,7 @@ fn memory_gib() -> u64 {
 }
 
 /// The type of the file system of `dir`, by the longest mount point above it.
-fn file_system(dir: &Path) -> Result<String, BenchError> {
+pub(crate) fn file_system(dir: &Path) -> Result<String, BenchError> {
     let dir = dir.canonicalize().map_err(|source| BenchError::Folder { path: dir.to_owned(), source })?;
     let mounts = fs::read_to_string("/proc/self/mounts").map_err(BenchError::io("/proc/self/mounts"))?;
     let found = mounts.lines().filter_map(|line| {

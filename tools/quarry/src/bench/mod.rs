@@ -7,7 +7,7 @@
 mod calls;
 mod error;
 mod fabric;
-mod machine;
+pub(crate) mod machine;
 mod measure;
 mod meta;
 mod raw;
@@ -18,7 +18,10 @@ mod stage;
 pub(crate) mod target;
 mod values;
 
-use crate::{cli::Format, exit::Failure, serve::End};
+use crate::{
+    exit::{Failure, Format},
+    serve::End,
+};
 use clap::{Args, ValueEnum};
 use error::BenchError;
 use machine::Machine;
@@ -55,9 +58,6 @@ pub(crate) struct BenchArgs {
     /// Folder below which the cluster is made: its file system is what the meta nodes sync to. By default the one for temporary files.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Output.
-    #[arg(long, short, value_enum, default_value_t)]
-    output: Format,
     /// Little memory and small calls: to try the bench, not the machine.
     #[arg(long, hide = true)]
     tiny: bool,
@@ -72,14 +72,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if seconds > 0.0 && seconds <= 600.0 { Ok(Duration::from_secs_f64(seconds)) } else { Err(wrong()) }
 }
 
-pub(crate) async fn run(args: &BenchArgs) -> Result<(), Failure> {
+pub(crate) async fn run(args: &BenchArgs, format: Format) -> Result<(), Failure> {
     let mut end = End::new()?;
     // Interrupted or failed, the processes end and the folder goes with what owns them.
     let report = tokio::select! {
         report = Box::pin(measure(args)) => report?,
         () = end.wait() => return Err(Failure::error("interrupted")),
     };
-    match args.output {
+    match format {
         _ if args.markdown => line(report.markdown())?,
         Format::Json => line(serde_json::to_string(&report).map_err(Failure::error)?)?,
         Format::Text => line(report.shown())?,

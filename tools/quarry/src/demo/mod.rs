@@ -9,8 +9,8 @@ mod figures;
 pub(crate) mod verify;
 
 use crate::{
-    cli::{DemoArgs, Format},
-    exit::Failure,
+    cli::DemoArgs,
+    exit::{Failure, Format},
     serve::End,
 };
 use content::Content;
@@ -43,7 +43,7 @@ const BATCHES: u32 = 50;
 const REGION_BYTES_LEAST: u64 = 512 << 20;
 const NAMESPACE: &str = "demo";
 
-pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
+pub(crate) async fn run(args: &DemoArgs, format: Format) -> Result<(), Failure> {
     let mut end = End::new()?;
     let folder = Folder::new(args)?;
     let binary = std::env::current_exe().map_err(Failure::error)?;
@@ -59,7 +59,7 @@ pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
         figures = Box::pin(show(args, &mut cluster)) => figures?,
         () = end.wait() => return Err(Failure::error("interrupted")),
     };
-    match args.output {
+    match format {
         Format::Json => line(serde_json::to_string(&figures).map_err(Failure::error)?)?,
         Format::Text => line(figures.shown())?,
     }
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     fn args(blocks: u32, size: u64) -> DemoArgs {
-        DemoArgs { blocks, size, seed: 1, dir: None, keep: false, output: Format::Text }
+        DemoArgs { blocks, size, seed: 1, dir: None, keep: false }
     }
 
     #[test]

@@ -4,7 +4,10 @@
 mod bench;
 mod commands;
 mod demo;
+mod doctor;
+mod exits;
 mod local;
+mod values;
 
 use std::{
     fs, io,

@@ -1,0 +1,172 @@
+//! A cluster as this machine sees it: each process, its build, its clock, and who leads.
+
+use super::finding::Finding;
+use crate::values;
+use quarry::{
+    admin::{self, CallError, DIRECTORY, Health, State},
+    build::BUILD_ID,
+    scrape,
+};
+use quarry_client::{Clock as _, Cluster, SystemClock};
+use quarry_proto::v1;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, UNIX_EPOCH},
+};
+
+/// Leaders turn away versions that are further ahead of their clock than this.
+const AHEAD_MAX_MS: u64 = 10 * 60 * 1000;
+/// A clock that is read to the second, over a busy network, may seem as far off as this.
+const SKEW_SEEN_MS: u64 = 3000;
+
+pub(super) async fn check(named: &str, timeout: Duration, findings: &mut Vec<Finding>) {
+    let cluster = match values::cluster(named) {
+        Ok(cluster) => cluster,
+        Err(wrong) => {
+            let remedy =
+                "name the file that quarry up or whoever made the cluster wrote, with --cluster or QUARRY_CLUSTER";
+            findings.push(Finding::fail("cluster", wrong, remedy));
+            return;
+        }
+    };
+    let answers = admin::status_all(&cluster.metas, timeout).await;
+    let mut data: BTreeMap<u64, String> = BTreeMap::new();
+    for (address, answer) in cluster.metas.iter().zip(&answers) {
+        findings.push(meta(&cluster, address, answer.as_ref()));
+        let Ok(reply) = answer else { continue };
+        if reply.cluster[..] != cluster.uuid.0 {
+            continue;
+        }
+        data.extend(reply.data_nodes.iter().map(|it| (it.node, it.address.clone())));
+        if !reply.admin_address.is_empty() {
+            findings.extend(skew(&reply.admin_address, address, timeout).await);
+        }
+    }
+    for (node, address) in data {
+        findings.push(data_node(node, &address, admin::node_status(&address, timeout).await.as_ref()));
+    }
+    findings.push(together(&Health::judge(&cluster.metas, &answers)));
+}
+
+fn meta(cluster: &Cluster, address: &str, answer: Result<&v1::StatusReply, &CallError>) -> Finding {
+    const CHECK: &str = "meta node";
+    let reply = match answer {
+        Ok(reply) => reply,
+        Err(wrong) => {
+            return Finding::fail(
+                CHECK,
+                wrong,
+                format!("see that it runs and that {address} can be reached from here"),
+            );
+        }
+    };
+    if reply.cluster.is_empty() {
+        return Finding::fail(
+            CHECK,
+            format!("{address} belongs to no cluster yet"),
+            "raft-admin bootstrap --plan FILE",
+        );
+    }
+    if reply.cluster[..] != cluster.uuid.0 {
+        let found = format!("{address} belongs to cluster {}, not {}", hex::encode(&reply.cluster), cluster.uuid);
+        return Finding::fail(CHECK, found, "use the cluster file of the cluster that is meant");
+    }
+    let directory = reply.groups.iter().find(|it| it.group == DIRECTORY);
+    let leader = match directory.map_or(0, |it| it.leader) {
+        0 => "knows no leader of the directory".to_owned(),
+        node if node == reply.node => "leads the directory".to_owned(),
+        node => format!("follows {node}"),
+    };
+    of_build(CHECK, format!("{} at {address} {leader}", reply.node), &reply.build)
+}
+
+fn data_node(node: u64, address: &str, answer: Result<&v1::NodeStatusReply, &CallError>) -> Finding {
+    const CHECK: &str = "data node";
+    match answer {
+        Ok(reply) if reply.node != node => {
+            let found = format!("at {address} answers {}, not {node}", reply.node);
+            Finding::fail(CHECK, found, "give each node an address of its own: node.advertise")
+        }
+        Ok(reply) => {
+            of_build(CHECK, format!("{node} at {address} lends {} regions", reply.regions.len()), &reply.build)
+        }
+        Err(wrong) => {
+            let remedy = format!("see that it runs and that {address} can be reached from here");
+            Finding::fail(CHECK, format!("{node}: {wrong}"), remedy)
+        }
+    }
+}
+
+fn of_build(check: &'static str, found: String, build: &str) -> Finding {
+    if build == BUILD_ID {
+        return Finding::ok(check, found);
+    }
+    let found = format!("{found}, of build {build}; this is {BUILD_ID}");
+    Finding::warn(check, found, "run one build everywhere, unless an upgrade is under way")
+}
+
+/// How far the clock of a process is from ours, by the date of an answer; none if it does not say.
+async fn skew(admin: &str, address: &str, timeout: Duration) -> Option<Finding> {
+    let page = scrape::get(admin, "/livez", timeout).await.ok()?;
+    let there = httpdate::parse_http_date(page.date.as_deref()?).ok()?;
+    let there = u64::try_from(there.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()?;
+    Some(of_skew(address, SystemClock.wall_ms(), there))
+}
+
+fn of_skew(address: &str, here: u64, there: u64) -> Finding {
+    const CHECK: &str = "clock skew";
+    let apart = here.abs_diff(there);
+    let remedy = "set the clocks: run chrony or systemd-timesyncd on both machines";
+    let found = format!("{} s from {address}", apart / 1000);
+    match apart {
+        ..=SKEW_SEEN_MS => Finding::ok(CHECK, format!("less than {} s from {address}", SKEW_SEEN_MS / 1000)),
+        ..AHEAD_MAX_MS => Finding::warn(CHECK, found, remedy),
+        _ => Finding::fail(CHECK, format!("{found}: writes from the clock ahead are turned away"), remedy),
+    }
+}
+
+fn together(health: &Health) -> Finding {
+    const CHECK: &str = "cluster";
+    let problems = health.problems.join("; ");
+    match health.state {
+        State::Healthy => Finding::ok(CHECK, "every group has a leader, every node is heard"),
+        State::Degraded => {
+            Finding::warn(CHECK, problems, "start what is missing; raft-admin health tells when all is well")
+        }
+        State::Unavailable => Finding::fail(CHECK, problems, "start meta nodes until most of them run"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::finding::State as Found, *};
+
+    #[test]
+    fn clocks_apart_are_warned_of_and_fail_where_writes_are_turned_away() {
+        let at = |there: u64| of_skew("m:1", 10_000_000, there).state;
+        assert_eq!([at(10_002_000), at(9_990_000), at(10_700_000)], [Found::Ok, Found::Warn, Found::Fail]);
+    }
+
+    #[test]
+    fn nodes_that_are_silent_foreign_or_of_another_build_are_told() {
+        let root = quarry::identity::Root::generate().unwrap();
+        let cluster = Cluster::new(root.cluster, root.public(), vec!["m:1".to_owned()]).unwrap();
+        let reply = |uuid: &[u8], build: &str| v1::StatusReply {
+            node: 1,
+            cluster: bytes::Bytes::copy_from_slice(uuid),
+            build: build.to_owned(),
+            ..Default::default()
+        };
+        let state = |reply: &v1::StatusReply| meta(&cluster, "m:1", Ok(reply)).state;
+        assert_eq!(state(&reply(&cluster.uuid.0, BUILD_ID)), Found::Ok);
+        assert_eq!(state(&reply(&cluster.uuid.0, "other")), Found::Warn);
+        assert_eq!(state(&reply(&[9; 16], BUILD_ID)), Found::Fail);
+        assert_eq!(state(&reply(&[], BUILD_ID)), Found::Fail);
+        let gone = CallError::Unreachable { address: "m:1".into(), why: "refused".into() };
+        assert_eq!(meta(&cluster, "m:1", Err(&gone)).state, Found::Fail);
+        assert_eq!(data_node(101, "d:1", Err(&gone)).state, Found::Fail);
+        let other = v1::NodeStatusReply { node: 102, build: BUILD_ID.to_owned(), ..Default::default() };
+        assert_eq!(data_node(101, "d:1", Ok(&other)).state, Found::Fail);
+        assert_eq!(data_node(102, "d:1", Ok(&other)).state, Found::Ok);
+    }
+}

@@ -1,0 +1,116 @@
+//! The client commands: namespaces and values.
+
+mod keys;
+mod look;
+mod progress;
+mod read;
+mod tally;
+mod write;
+
+pub(crate) use look::{exists, ls, stat};
+pub(crate) use read::{cat, get};
+pub(crate) use write::put;
+
+use crate::{
+    cli::{ClassArg, Connect, InNamespace, NamespaceCommand, RmArgs},
+    exit::{Failure, Format},
+    output::table,
+};
+use quarry::stdout::line;
+use quarry_client::{Class, Client, Cluster, ClusterError, Namespace, NamespaceInfo, NamespaceSpec, Options};
+use serde_json::{Value, json};
+use tally::{Tally, missing, of_row};
+
+/// The cluster that a file or a URL names.
+pub(crate) fn cluster(named: &str) -> Result<Cluster, ClusterError> {
+    if named.starts_with("quarry://") { Cluster::parse(named) } else { Cluster::from_file(named) }
+}
+
+/// Connects to the cluster that a file or a URL names.
+pub(crate) async fn connect(args: &Connect) -> Result<Client, Failure> {
+    Ok(Client::connect(cluster(&args.cluster)?, Options { timeout: args.timeout, ..Options::default() }).await?)
+}
+
+async fn in_namespace(args: &InNamespace) -> Result<(Client, Namespace), Failure> {
+    let client = connect(&args.connect).await?;
+    let namespace = client.namespace(&args.namespace).await?;
+    Ok((client, namespace))
+}
+
+/// Closes the client; what it did is done, so that a slow goodbye is no failure.
+async fn close(client: Client) {
+    if let Err(wrong) = client.close().await {
+        eprintln!("quarry: {wrong}");
+    }
+}
+
+pub(crate) async fn namespace(command: NamespaceCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        NamespaceCommand::Create { name, class, copies, least, connect: to } => {
+            let client = connect(&to).await?;
+            let class = match class {
+                ClassArg::Cache => Class::Cache,
+                ClassArg::Durable => Class::Durable,
+            };
+            let small = |number: u32| u8::try_from(number).expect("the parser allows 1 to 3");
+            let spec = NamespaceSpec { name, class, copies: small(copies), least: least.map(small) };
+            let made = client.create_namespace(spec).await?;
+            match format {
+                Format::Json => line(of_namespace(made.info()))?,
+                Format::Text => line(format_args!("made {} {:?}", made.info().id, made.info().name))?,
+            }
+            close(client).await;
+        }
+        NamespaceCommand::List { connect: to } => {
+            let client = connect(&to).await?;
+            let all = client.list_namespaces().await?;
+            match format {
+                Format::Json => line(Value::from_iter(all.iter().map(of_namespace)))?,
+                Format::Text => {
+                    let mut shown = table(&["id", "name", "class", "copies", "least"]);
+                    for it in &all {
+                        let class = format!("{:?}", it.class).to_lowercase();
+                        shown.add_row(vec![
+                            it.id.to_string(),
+                            it.name.clone(),
+                            class,
+                            it.copies.to_string(),
+                            it.least.to_string(),
+                        ]);
+                    }
+                    line(&shown)?;
+                }
+            }
+            close(client).await;
+        }
+    }
+    Ok(())
+}
+
+fn of_namespace(it: &NamespaceInfo) -> Value {
+    let class = format!("{:?}", it.class).to_lowercase();
+    json!({ "id": it.id.0, "name": it.name, "class": class, "copies": it.copies, "least": it.least })
+}
+
+pub(crate) async fn rm(args: RmArgs, format: Format) -> Result<(), Failure> {
+    let keys = args.form.read_all(&args.keys)?;
+    let (client, namespace) = in_namespace(&args.namespace).await?;
+    let results = namespace.delete_many(&keys).await;
+    close(client).await;
+    let mut tally = Tally::default();
+    for (key, result) in keys.iter().zip(results) {
+        let name = args.form.text(key);
+        let removed = result.map_err(Failure::from).and_then(|version| version.ok_or_else(|| missing(&name)));
+        line(match (&removed, format) {
+            (Ok(version), Format::Json) => args.form.json(key, json!({ "deleted": version.to_string() })).to_string(),
+            (Ok(version), Format::Text) => format!("{name}: deleted {version}"),
+            (Err(failure), Format::Json) => args.form.json(key, of_row(failure)).to_string(),
+            (Err(failure), Format::Text) => format!("{name}: {failure}"),
+        })?;
+        match removed {
+            Ok(_) => tally.good(),
+            Err(failure) => tally.bad(name, failure),
+        }
+    }
+    tally.end()
+}

@@ -1,0 +1,117 @@
+//! Exit codes and errors: the same for every command.
+
+use crate::{Up, code, quarry, text};
+use serde_json::Value;
+use std::{
+    path::Path,
+    process::{Output, Stdio},
+};
+
+/// Every command that asks a cluster, whole enough to be understood.
+const CLIENTS: [&str; 11] = [
+    "put k /dev/null",
+    "put --files k=/dev/null",
+    "get k",
+    "get k -O /dev/null",
+    "cat k",
+    "stat k",
+    "exists k",
+    "ls",
+    "rm k",
+    "namespace list",
+    "namespace create other",
+];
+
+fn on(cluster: &Path, line: &str) -> Output {
+    let mut command = quarry();
+    command.env("QUARRY_CLUSTER", cluster).env("QUARRY_NAMESPACE", "kv").args(line.split(' '));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap()
+}
+
+/// The error that a command told in JSON, which must be the last line of standard error.
+fn told(output: &Output) -> Value {
+    let said = text(&output.stderr);
+    let last = said.lines().last().unwrap_or_else(|| panic!("it said nothing"));
+    let mut value: Value = serde_json::from_str(last).unwrap_or_else(|_| panic!("no JSON: {said}"));
+    let error = value["error"].take();
+    assert_eq!(error["exit_code"], code(output), "{said}");
+    assert!(!error["message"].as_str().unwrap().is_empty(), "{said}");
+    error
+}
+
+fn expect(cluster: &Path, line: &str, expected: i32, name: &str) -> Value {
+    let output = on(cluster, line);
+    assert_eq!(code(&output), expected, "{line}: {}", text(&output.stderr));
+    let line = format!("{line} -o json");
+    let output = on(cluster, &line);
+    assert_eq!(code(&output), expected, "{line}: {}", text(&output.stderr));
+    let error = told(&output);
+    assert_eq!(error["code"], name, "{line}: {error}");
+    error
+}
+
+#[test]
+fn every_command_tells_wrong_usage_a_missing_cluster_file_and_a_silent_cluster_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = dir.path().join("none");
+    let root = quarry::identity::Root::generate().unwrap();
+    let nobody = vec!["127.0.0.1:1".to_owned()];
+    let silent = dir.path().join("cluster.toml");
+    let cluster = quarry_client::Cluster::new(root.cluster, root.public(), nobody).unwrap();
+    std::fs::write(&silent, cluster.to_toml()).unwrap();
+    for line in CLIENTS.into_iter().chain(["top --once"]) {
+        expect(&none, &format!("{line} --no-such-flag"), 2, "usage");
+        let error = expect(&none, line, 1, "error");
+        assert!(error["hint"].as_str().unwrap().contains("QUARRY_CLUSTER"), "{line}: {error}");
+        let timeout = if line.starts_with("top") { "" } else { " --timeout 300ms" };
+        let error = expect(&silent, &format!("{line}{timeout}"), 6, "unavailable");
+        assert!(error["hint"].as_str().unwrap().contains("doctor"), "{line}: {error}");
+    }
+    for line in
+        ["meta --config none", "datanode --config none", "up --metas 1 --dir /dev/null/x", "demo --dir /dev/null/x"]
+    {
+        expect(&none, &format!("{line} --no-such-flag"), 2, "usage");
+        expect(&none, line, 1, "error");
+    }
+    for line in ["bench", "doctor --timeout soon", "get", "frobnicate", "get k --key-hex", "put --files -"] {
+        expect(&none, line, 2, "usage");
+    }
+    let mut bare = quarry();
+    let output = bare.args(["ls", "-n", "kv"]).output().unwrap();
+    assert_eq!(code(&output), 2);
+    assert!(text(&output.stderr).contains("QUARRY_CLUSTER"), "{}", text(&output.stderr));
+}
+
+#[tokio::test]
+async fn every_command_tells_missing_existing_and_full_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut up = Up::start(dir.path());
+    let cluster = up.ready().await;
+    for line in CLIENTS.into_iter().filter(|line| !line.starts_with("namespace")) {
+        let error = expect(&cluster, line, 3, "not_found");
+        assert!(error["hint"].as_str().unwrap().contains("namespace create"), "{line}: {error}");
+    }
+    assert_eq!(code(&on(&cluster, "namespace create kv --copies 1 -o json")), 0);
+    expect(&cluster, "namespace create kv --copies 1", 4, "conflict");
+    for line in ["get k", "get k -O /dev/null", "cat k", "stat k", "exists k", "rm k"] {
+        expect(&cluster, line, 3, "not_found");
+    }
+    assert_eq!(code(&on(&cluster, "put k /dev/null")), 0);
+    for line in ["put k /dev/null", "put --files k=/dev/null"] {
+        let error = expect(&cluster, line, 4, "conflict");
+        assert!(error["hint"].as_str().unwrap().contains("--replace"), "{line}: {error}");
+    }
+    for line in CLIENTS.into_iter().filter(|line| !line.starts_with("namespace c")) {
+        let line = line.replace("put ", "put --replace ");
+        // The last that reads is the one that removes.
+        let output = on(&cluster, &line);
+        assert_eq!(code(&output), 0, "{line}: {}", text(&output.stderr));
+    }
+    let value = dir.path().join("value");
+    std::fs::write(&value, vec![1; 700 << 10]).unwrap();
+    let fill = (0..40).map(|number| format!(" {number}={}", value.display())).collect::<String>();
+    let full = on(&cluster, &format!("put -o json --timeout 5s --files{fill}"));
+    assert_eq!(code(&full), 5, "{}", text(&full.stderr));
+    let error = told(&full);
+    assert!(error["code"] == "no_space" && error["hint"].is_string(), "{error}");
+}
