@@ -1,10 +1,9 @@
-//! A cluster as this machine sees it: each process, its build, its clock, and who leads.
+//! A cluster as this machine sees it: each process, its release, its clock, and who leads.
 
 use super::finding::Finding;
 use crate::values;
 use quarry::{
     admin::{self, CallError, DIRECTORY, Health, State},
-    build::BUILD_ID,
     scrape,
 };
 use quarry_client::{Clock as _, Cluster, SystemClock};
@@ -14,6 +13,8 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+/// What this machine runs.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Leaders turn away versions that are further ahead of their clock than this.
 const AHEAD_MAX_MS: u64 = 10 * 60 * 1000;
 /// A clock that is read to the second, over a busy network, may seem as far off as this.
@@ -77,7 +78,7 @@ fn meta(cluster: &Cluster, address: &str, answer: Result<&v1::StatusReply, &Call
         node if node == reply.node => "leads the directory".to_owned(),
         node => format!("follows {node}"),
     };
-    of_build(CHECK, format!("{} at {address} {leader}", reply.node), &reply.build)
+    of_release(CHECK, format!("{} at {address} {leader}", reply.node), &reply.build)
 }
 
 fn data_node(node: u64, address: &str, answer: Result<&v1::NodeStatusReply, &CallError>) -> Finding {
@@ -88,7 +89,7 @@ fn data_node(node: u64, address: &str, answer: Result<&v1::NodeStatusReply, &Cal
             Finding::fail(CHECK, found, "give each node an address of its own: node.advertise")
         }
         Ok(reply) => {
-            of_build(CHECK, format!("{node} at {address} lends {} regions", reply.regions.len()), &reply.build)
+            of_release(CHECK, format!("{node} at {address}, regions lent: {}", reply.regions.len()), &reply.build)
         }
         Err(wrong) => {
             let remedy = format!("see that it runs and that {address} can be reached from here");
@@ -97,12 +98,12 @@ fn data_node(node: u64, address: &str, answer: Result<&v1::NodeStatusReply, &Cal
     }
 }
 
-fn of_build(check: &'static str, found: String, build: &str) -> Finding {
-    if build == BUILD_ID {
+fn of_release(check: &'static str, found: String, release: &str) -> Finding {
+    if release == RELEASE {
         return Finding::ok(check, found);
     }
-    let found = format!("{found}, of build {build}; this is {BUILD_ID}");
-    Finding::warn(check, found, "run one build everywhere, unless an upgrade is under way")
+    let found = format!("{found}, of release {release}; this is {RELEASE}");
+    Finding::warn(check, found, "run one release everywhere, unless an upgrade is under way")
 }
 
 /// How far the clock of a process is from ours, by the date of an answer; none if it does not say.
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_silent_foreign_or_of_another_build_are_told() {
+    fn nodes_that_are_silent_foreign_or_of_another_release_are_told() {
         let root = quarry::identity::Root::generate().unwrap();
         let cluster = Cluster::new(root.cluster, root.public(), vec!["m:1".to_owned()]).unwrap();
         let reply = |uuid: &[u8], build: &str| v1::StatusReply {
@@ -158,14 +159,14 @@ mod tests {
             ..Default::default()
         };
         let state = |reply: &v1::StatusReply| meta(&cluster, "m:1", Ok(reply)).state;
-        assert_eq!(state(&reply(&cluster.uuid.0, BUILD_ID)), Found::Ok);
+        assert_eq!(state(&reply(&cluster.uuid.0, RELEASE)), Found::Ok);
         assert_eq!(state(&reply(&cluster.uuid.0, "other")), Found::Warn);
-        assert_eq!(state(&reply(&[9; 16], BUILD_ID)), Found::Fail);
-        assert_eq!(state(&reply(&[], BUILD_ID)), Found::Fail);
+        assert_eq!(state(&reply(&[9; 16], RELEASE)), Found::Fail);
+        assert_eq!(state(&reply(&[], RELEASE)), Found::Fail);
         let gone = CallError::Unreachable { address: "m:1".into(), why: "refused".into() };
         assert_eq!(meta(&cluster, "m:1", Err(&gone)).state, Found::Fail);
         assert_eq!(data_node(101, "d:1", Err(&gone)).state, Found::Fail);
-        let other = v1::NodeStatusReply { node: 102, build: BUILD_ID.to_owned(), ..Default::default() };
+        let other = v1::NodeStatusReply { node: 102, build: RELEASE.to_owned(), ..Default::default() };
         assert_eq!(data_node(101, "d:1", Ok(&other)).state, Found::Fail);
         assert_eq!(data_node(102, "d:1", Ok(&other)).state, Found::Ok);
     }
