@@ -1,6 +1,6 @@
 //! Exit codes and errors: the same for every command.
 
-use crate::{Up, code, quarry, text};
+use crate::{Up, code, eventually, quarry, text};
 use serde_json::Value;
 use std::{
     path::Path,
@@ -110,8 +110,14 @@ async fn every_command_tells_missing_existing_and_full_apart() {
     let value = dir.path().join("value");
     std::fs::write(&value, vec![1; 700 << 10]).unwrap();
     let fill = (0..40).map(|number| format!(" {number}={}", value.display())).collect::<String>();
-    let full = on(&cluster, &format!("put -o json --timeout 5s --files{fill}"));
-    assert_eq!(code(&full), 5, "{}", text(&full.stderr));
+    let line = format!("put -o json --replace --timeout 20s --files{fill}");
+    // On a busy machine a call may run out of time before it is told that there is no room.
+    let full = eventually("the memory to be full", || {
+        let output = on(&cluster, &line);
+        assert!([5, 6].contains(&code(&output)), "more than the memory holds was written: {}", text(&output.stderr));
+        (code(&output) == 5).then_some(output)
+    })
+    .await;
     let error = told(&full);
     assert!(error["code"] == "no_space" && error["hint"].is_string(), "{error}");
 }
