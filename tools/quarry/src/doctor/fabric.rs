@@ -73,7 +73,7 @@ async fn round_trip(provider: Provider, deadline: Instant) -> Result<(f64, f64),
     let (from, into) = (Memory::allocate_populated(bytes), Memory::allocate_populated(bytes));
     let (from, into) = (from.map_err(|wrong| said(&wrong))?, into.map_err(|wrong| said(&wrong))?);
     // No two blocks alike, so that one in another's place shows.
-    let pattern: Vec<u8> = (0..bytes).map(|at| (at / 251 + at) as u8).collect();
+    let pattern: Vec<u8> = (0..bytes).map(|at| (at / 251 + at).to_le_bytes()[0]).collect();
     from.copy_in(0, &pattern).map_err(|wrong| said(&wrong))?;
     let client = ClientEndpoint::new(EndpointConfig { spin: EndpointConfig::SPIN, ..config });
     client.keep_registered(&from);
