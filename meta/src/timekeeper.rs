@@ -74,8 +74,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stamps_never_go_back() {
         let (keeper, start) = (Timekeeper::default(), Instant::now());
-        let later = keeper.stamp(Term(1), start + SECOND, || LogTime(10));
-        assert!(keeper.stamp(Term(1), start, || LogTime(0)) >= later);
+        assert_eq!(keeper.stamp(Term(1), start, || LogTime(10)), LogTime(10));
+        assert_eq!(keeper.stamp(Term(1), start + 2 * SECOND, || panic!("read once a term")), LogTime(2_010));
+        assert_eq!(keeper.stamp(Term(1), start + SECOND, || panic!("read once a term")), LogTime(2_010));
     }
 
     #[test]
