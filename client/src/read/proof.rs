@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_copy_with_any_changed_part_is_not_believed() {
         type Change = fn(&mut v1::Resolved, &mut Shared);
-        let changes: [Change; 13] = [
+        let changes: [Change; 14] = [
             |item, _| item.version.as_mut().unwrap().clock += 1,
             |item, _| item.payload_bytes += 1,
             |item, _| item.payload_crc ^= 1,
@@ -267,6 +267,8 @@ mod tests {
             |_, batch| batch.lend.0.number += 1,
             |_, batch| batch.incarnation.0.number += 1,
             |_, batch| batch.region.node.0 += 1,
+            // Signed by another node than the one that it is about.
+            |_, batch| batch.node.0 += 1,
         ];
         for (number, change) in changes.iter().enumerate() {
             let (mut item, hashes, mut batches) = reply();

@@ -217,6 +217,25 @@ async fn whenever_a_lease_ends_no_way_to_read_takes_the_bytes_without_asking_aga
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lease_counts_from_sending_the_request_however_late_its_answer_comes() {
+    let clock = Arc::new(Jumps::default());
+    let double = Double::start(2).await;
+    let client = double.connect(Options { clock: Arc::clone(&clock) as Arc<dyn Clock>, ..Options::default() }).await;
+    let blocks = client.create_namespace(NamespaceSpec::cache("kv")).await.unwrap();
+    let keys = put(&blocks, 1, SMALL).await;
+    let resolves = || client.stats().control_calls.get("Resolve").copied().unwrap_or(0);
+    for way in WAYS {
+        let before = resolves();
+        // The first look is at sending; by the second one, with the answer in hand, its lease is over.
+        clock.looks.store(2, Ordering::SeqCst);
+        let values = way.read(&client, &blocks.fresh(), &keys).await;
+        assert!(values[0].as_ref().unwrap().as_deref() == Some(&content(0, SMALL)[..]));
+        assert_eq!(resolves() - before, 2, "{way:?}");
+    }
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dropped_reads_leave_no_memory_in_use() {
     let (_double, client, blocks) = cluster(2, Options::default()).await;
     let keys = put(&blocks, 8, LARGE).await;
