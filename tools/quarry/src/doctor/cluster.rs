@@ -121,7 +121,7 @@ fn of_skew(address: &str, here: u64, there: u64) -> Finding {
     let found = format!("{} s from {address}", apart / 1000);
     match apart {
         ..=SKEW_SEEN_MS => Finding::ok(CHECK, format!("less than {} s from {address}", SKEW_SEEN_MS / 1000)),
-        ..AHEAD_MAX_MS => Finding::warn(CHECK, found, remedy),
+        _ if apart < AHEAD_MAX_MS => Finding::warn(CHECK, found, remedy),
         _ => Finding::fail(CHECK, format!("{found}: writes from the clock ahead are turned away"), remedy),
     }
 }
