@@ -8,7 +8,7 @@
 mod double;
 
 use double::Double;
-use quarry_client::{Buffer, Client, Cluster, Key, Namespace, NamespaceSpec, Options, PutItem};
+use quarry_client::{Buffer, Client, Cluster, Key, Namespace, NamespaceSpec, Options, PutItem, PutMode};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::{
     alloc::System,
@@ -94,9 +94,15 @@ fn assert_allocations(what: &str, of_100: f64, of_200: f64, per_block_max: f64) 
     assert!(per_call <= PER_CALL_MAX, "{what}: {per_call} allocations per call");
 }
 
+/// Checks what a call that writes 100 blocks allocates, its commit included.
+fn assert_writing_allocations(what: &str, of_100: f64) {
+    println!("{what}: {of_100} allocations for 100 blocks");
+    assert!(of_100 <= 100.0, "{what}: {of_100} allocations for 100 blocks");
+}
+
 // One test, since all that this process allocates is counted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_block_that_is_read_costs_one_allocation_and_none_into_a_buffer() {
+async fn a_block_costs_one_allocation_at_most_and_none_if_read_into_a_buffer() {
     let (_other, cluster) = Other::start();
     let (client, blocks) = namespace(cluster).await;
     let keys: Vec<Key> = (0..200).map(|number| Key::new(format!("{{tag}}block-{number}")).unwrap()).collect();
@@ -132,5 +138,32 @@ async fn a_block_that_is_read_costs_one_allocation_and_none_into_a_buffer() {
     };
     let (of_100, of_200) = (get_into_many(100).await, get_into_many(200).await);
     assert_allocations("get_into_many", of_100, of_200, 0.0);
+
+    let mut written = 0;
+    let mut fresh_keys = || {
+        written += 1;
+        (0..100).map(|number| Key::new(format!("{{tag}}put-{written}-{number}")).unwrap()).collect::<Vec<Key>>()
+    };
+    let payload = bytes::Bytes::from(vec![7; BLOCK_BYTES]);
+    // Keys and items are the caller's: made here, they are not counted.
+    let mut batches: Vec<Vec<PutItem>> = (0..2 * ROUNDS)
+        .map(|_| fresh_keys().into_iter().map(|key| PutItem::create(key, payload.clone())).collect())
+        .collect();
+    let of_100 = allocations(async || {
+        let results = blocks.put_many(batches.pop().unwrap()).await;
+        assert!(results.iter().all(Result::is_ok));
+    });
+    assert_writing_allocations("put_many", of_100.await);
+    let mut batches: Vec<Vec<(Key, usize)>> =
+        (0..2 * ROUNDS).map(|_| fresh_keys().into_iter().map(|key| (key, BLOCK_BYTES)).collect()).collect();
+    let of_100 = allocations(async || {
+        let mut frames = blocks.reserve_many(&batches.pop().unwrap()).await.unwrap();
+        for index in 0..frames.len() {
+            frames.payload_mut(index).fill(7);
+        }
+        let results = frames.put(PutMode::Create).await;
+        assert!(results.iter().all(Result::is_ok));
+    });
+    assert_writing_allocations("reserve_many", of_100.await);
     client.close().await.unwrap();
 }
