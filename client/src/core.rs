@@ -9,6 +9,7 @@ use crate::{
     stats::Counters,
     write::line::{Line, LineId},
 };
+use bytes::Bytes;
 use parking_lot::Mutex;
 use quarry_fabric::{FabricAddress, Pool};
 use quarry_wire::{
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) write_window: Arc<Pool>,
     pub(crate) read_window: Arc<Pool>,
     pub(crate) writer: WriterId,
+    /// The same, as requests name it.
+    pub(crate) writer_bytes: Bytes,
     pub(crate) counters: Arc<Counters>,
     pub(crate) cache: Mutex<Cache>,
     /// Resolves that are shared by those who ask at the same time.
@@ -70,6 +73,7 @@ impl Core {
             write_window,
             read_window,
             writer,
+            writer_bytes: Bytes::copy_from_slice(&writer.0),
             counters,
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),

@@ -62,11 +62,11 @@ impl Failed {
 }
 
 /// The remote side of a write.
-#[derive(Clone, Debug)]
-pub(crate) struct Target {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
     pub(crate) node: NodeId,
-    pub(crate) address: FabricAddress,
-    pub(crate) provider: String,
+    pub(crate) address: &'a FabricAddress,
+    pub(crate) provider: &'a str,
     /// Remote address of the first byte.
     pub(crate) at: u64,
     pub(crate) key: u64,
@@ -99,15 +99,15 @@ impl Endpoints {
     /// is the caller's to find out: its lane may have been closed.
     pub(crate) async fn write(
         &self,
-        target: &Target,
+        target: &Target<'_>,
         pieces: &Pieces<LocalBuffer>,
         bytes: usize,
         deadline: Instant,
     ) -> Result<(), OperationError> {
         let bytes = bytes as u64;
         let (local, remote) = (pieces.clone(), RemoteSpan { address: target.at, key: target.key, len: bytes });
-        let outcome = match self.endpoint(target.node, &target.address, &target.provider, Direction::Write) {
-            Ok(endpoint) => endpoint.write(&target.address, local, remote, deadline).await,
+        let outcome = match self.endpoint(target.node, target.address, target.provider, Direction::Write) {
+            Ok(endpoint) => endpoint.write(target.address, local, remote, deadline).await,
             Err(error) => Err(error.into()),
         };
         if outcome.is_ok() {

@@ -13,7 +13,7 @@ use crate::{
         slab::{Reservation, Slab},
     },
 };
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use parking_lot::Mutex;
 use quarry_proto::v1;
 use quarry_wire::ids::NodeId;
@@ -175,7 +175,7 @@ async fn send(
     let count = entries.len();
     let request = v1::CommitRequest {
         grant: Some(slab.grant().id.into()),
-        writer: Bytes::copy_from_slice(&core.writer.0),
+        writer: core.writer_bytes.clone(),
         written: written.iter().map(|node| node.0).collect(),
         entries,
     };

@@ -15,7 +15,7 @@ use crate::{
         frames::{self, Frames},
         line::{Demand, Line},
         post,
-        slab::Reservation,
+        slab::{Armed, Reservation},
         transfer_time,
     },
 };
@@ -212,19 +212,24 @@ impl Flow<'_> {
         }
         let began = Instant::now();
         let until = self.deadline.min(began + self.core.options.attempt_timeout + transfer_time(frames.bytes()));
-        let frames = &frames;
-        let writes = slab.holders().into_iter().map(|holder| async move {
-            let target = slab.target(&holder, slot);
-            (holder.node, post::write(self.core, slab, &holder, &target, frames, until).await)
-        });
-        let (mut written, mut last) = (Vec::new(), "no holder is left".to_owned());
-        for (node, outcome) in join_all(writes).await {
+        let holders = slab.holders();
+        let write = async |holder: &Armed| {
+            let target = slab.target(holder, slot);
+            post::write(self.core, slab, holder, &target, &frames, until).await
+        };
+        let outcomes = match &holders[..] {
+            // Nothing to join, nothing to allocate for it.
+            [only] => vec![write(only).await],
+            several => join_all(several.iter().map(|holder| write(holder))).await,
+        };
+        let (mut written, mut last) = (Vec::with_capacity(holders.len()), None);
+        for (node, outcome) in holders.iter().map(|holder| holder.node).zip(outcomes) {
             match outcome {
                 Ok(()) => written.push(node),
                 Err(error) => {
                     tracing::debug!(%node, %error, "a write failed");
                     slab.holder_failed(node);
-                    last = format!("{node}: {error}");
+                    last = Some(format!("{node}: {error}"));
                 }
             }
         }
@@ -232,6 +237,7 @@ impl Flow<'_> {
         written.sort_unstable();
         if written.len() < slab.needed() {
             slab.retire();
+            let last = last.unwrap_or_else(|| "no holder is left".to_owned());
             return (values, Err(Happened::TooFewWritten { written: written.len(), needed: slab.needed(), last }));
         }
         (values, Ok(written))

@@ -93,7 +93,7 @@ async fn ask_grant(
     let make = |request| v1::GrantRequest {
         shard,
         request: Some(request),
-        writer: bytes::Bytes::copy_from_slice(&core.writer.0),
+        writer: core.writer_bytes.clone(),
         namespace: line.namespace.0,
         slot_size: line.slot_size,
         slots,
@@ -151,7 +151,7 @@ async fn arm_all(core: &Core, grant: &Granted, deadline: Instant) -> (Vec<Armed>
 
 /// Arms the grant on one holder. Repeated, it answers the same as long as the grant is armed there, and is refused afterwards.
 pub(crate) async fn arm(core: &Core, grant: &Granted, node: NodeId, until: Instant) -> Result<Armed, Fault> {
-    let request = v1::ArmRequest { grant: grant.signed.clone(), writer: bytes::Bytes::copy_from_slice(&core.writer.0) };
+    let request = v1::ArmRequest { grant: grant.signed.clone(), writer: core.writer_bytes.clone() };
     let reply = core
         .control
         .try_node(node, "Arm", request, until, |mut node, request| async move { node.arm(request).await })

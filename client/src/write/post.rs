@@ -59,7 +59,7 @@ pub(crate) async fn write(
     core: &Core,
     slab: &Arc<Slab>,
     holder: &Armed,
-    target: &Target,
+    target: &Target<'_>,
     frames: &Frames,
     until: Instant,
 ) -> Result<(), NotWritten> {

@@ -42,7 +42,7 @@ pub(crate) struct Armed {
 #[derive(Debug)]
 pub(crate) struct Slab {
     pub(crate) granted: Granted,
-    armed: Vec<Armed>,
+    armed: Vec<Arc<Armed>>,
     /// No write begins after this: the claims may close.
     write_until: Instant,
     state: Mutex<State>,
@@ -97,7 +97,7 @@ impl Slab {
         };
         Arc::new(Self {
             granted,
-            armed,
+            armed: armed.into_iter().map(Arc::new).collect(),
             write_until,
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -115,7 +115,7 @@ impl Slab {
     }
 
     /// Holders that can still be written to.
-    pub(crate) fn holders(&self) -> Vec<Armed> {
+    pub(crate) fn holders(&self) -> Vec<Arc<Armed>> {
         let state = self.state.lock();
         self.armed.iter().filter(|holder| !state.failed.contains(&holder.node)).cloned().collect()
     }
@@ -200,11 +200,11 @@ impl Slab {
     }
 
     /// Where `slot` lies at `holder`.
-    pub(crate) fn target(&self, holder: &Armed, slot: u32) -> Target {
+    pub(crate) fn target<'a>(&self, holder: &'a Armed, slot: u32) -> Target<'a> {
         Target {
             node: holder.node,
-            address: holder.lane.clone(),
-            provider: holder.provider.clone(),
+            address: &holder.lane,
+            provider: &holder.provider,
             at: holder.base + u64::from(slot) * u64::from(self.grant().slot_size.0),
             key: holder.key,
         }
@@ -264,7 +264,7 @@ impl Slab {
 pub(crate) async fn give_up(core: &Core, grant: &Grant, armed: impl Iterator<Item = NodeId>, fill: u32) {
     let deadline = Instant::now() + SEALING.min(core.options.timeout);
     let id = v1::GrantId::from(grant.id);
-    let writer = bytes::Bytes::copy_from_slice(&core.writer.0);
+    let writer = core.writer_bytes.clone();
     let closes = armed.map(|node| {
         let request = v1::CloseRequest { grant: Some(id), writer: writer.clone() };
         async move {
