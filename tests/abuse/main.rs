@@ -4,10 +4,16 @@
 //! often, `QUARRY_SEED` draws the same random numbers again. Smaller faults stand in the suites `faults` and `crash`.
 #![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
 
+mod blocked;
 mod deposed;
 mod history;
+mod kills;
 mod leaders;
 mod messages;
 mod mutants;
+mod races;
 mod replies;
 mod requests;
+mod restarts;
+mod slow_readers;
+mod stopped;

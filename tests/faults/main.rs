@@ -8,7 +8,6 @@ mod damage;
 mod fences;
 mod forged;
 mod nodes;
-mod stopped;
 mod writers;
 
 /// A cluster of one data node whose regions have full extents: the space that one grant leaves is where the next one is placed.

@@ -12,7 +12,7 @@ async fn the_key_of_a_writer_killed_before_its_commit_is_free_at_once_and_its_sp
     let blocks = create_namespace(&client, 2, None).await;
     let before = cluster.space().await;
     assert_eq!((before.granted, before.committed, before.resting), (0, 0, 0), "{before:?}");
-    let mut victim = Victim::start(env!("CARGO_BIN_EXE_raw-writer"), &cluster.cluster_file());
+    let mut victim = Victim::start(env!("CARGO_BIN_EXE_raw-writer"), &cluster.cluster_file()).await;
     victim.arm(blocks.info().id, 256 << 10, 4, Duration::from_secs(3)).await;
     victim.write_value("key", 1, BYTES).await;
     let held = cluster.space().await;

@@ -65,6 +65,12 @@ impl TestCluster {
         Self::start_prepared(change, |_| {}).await
     }
 
+    /// One meta node and `data_nodes` data nodes with one region of `region_bytes` each: for what is not about the control plane. A data node
+    /// may be stopped for as long as a busy machine makes a test need.
+    pub async fn start_small(data_nodes: u32, region_bytes: u64) -> Self {
+        Self::start_with(|spec| small(spec, data_nodes, region_bytes)).await
+    }
+
     /// A cluster that differs from [`spec`] by `change`, whose folder is seen to by `prepare` before its processes start.
     ///
     /// # Panics
@@ -176,6 +182,14 @@ impl TestCluster {
             }
         }
     }
+}
+
+/// What [`TestCluster::start_small`] starts.
+pub fn small(spec: &mut LocalSpec, data_nodes: u32, region_bytes: u64) {
+    spec.metas = 1;
+    spec.data_nodes = data_nodes;
+    spec.region_bytes = vec![region_bytes];
+    spec.node_silence_ms = 120_000;
 }
 
 impl Deref for TestCluster {

@@ -11,6 +11,7 @@ pub mod raw;
 pub mod relay;
 pub mod rounds;
 pub mod seed;
+pub mod sockets;
 pub mod victim;
 pub mod wait;
 

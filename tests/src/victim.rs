@@ -1,10 +1,10 @@
-//! A writer in a process of its own, which a test stops, continues or kills in the middle of its work.
+//! A writer or reader in a process of its own, which a test stops, continues or kills in the middle of its work.
 
+use crate::sockets;
 use quarry_wire::ids::NamespaceId;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use std::{
-    collections::BTreeSet,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -26,27 +26,41 @@ pub struct Victim {
 }
 
 impl Victim {
-    /// Starts `binary`, the `raw-writer` of this package.
+    /// Starts `binary`, the `raw-writer` or the `slow-reader` of this package, and waits until it takes orders.
     ///
     /// # Panics
     /// If it cannot be started.
-    #[must_use]
-    pub fn start(binary: &str, cluster_file: &Path) -> Self {
+    pub async fn start(binary: &str, cluster_file: &Path) -> Self {
         let mut command = Command::new(binary);
         command.arg(cluster_file).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().expect("the raw-writer of this package can be started");
+        let mut child = command.spawn().expect("the binaries of this package can be started");
         let orders = child.stdin.take().expect("its input was piped");
         let answers = BufReader::new(child.stdout.take().expect("its output was piped")).lines();
-        Self { child, orders, answers }
+        let mut victim = Self { child, orders, answers };
+        victim.answer("ready").await;
+        victim
     }
 
-    /// Takes a grant and arms it on all holders; then writes one byte to each, so that the connections stand.
+    /// Takes a grant, arms it on all holders and writes one byte to each, so that the connections stand. Answers the grant.
     pub async fn arm(&mut self, namespace: NamespaceId, slot_size: u32, slots: u32, ttl: Duration) -> Value {
+        let granted = self.grant(namespace, slot_size, slots, ttl).await;
+        self.arm_granted().await;
+        granted
+    }
+
+    /// Arms the grant that it took, as [`Victim::arm`] does.
+    pub async fn arm_granted(&mut self) {
+        self.order(&json!({"do": "arm"})).await;
+        self.answer("armed").await;
+    }
+
+    /// Takes a grant.
+    pub async fn grant(&mut self, namespace: NamespaceId, slot_size: u32, slots: u32, ttl: Duration) -> Value {
         let ttl_ms = u64::try_from(ttl.as_millis()).expect("a TTL is short");
         let order =
-            json!({"do": "arm", "namespace": namespace.0, "slot_size": slot_size, "slots": slots, "ttl_ms": ttl_ms});
+            json!({"do": "grant", "namespace": namespace.0, "slot_size": slot_size, "slots": slots, "ttl_ms": ttl_ms});
         self.order(&order).await;
-        self.answer("armed").await
+        self.answer("granted").await
     }
 
     /// Begins to write `byte` over the whole slab at `node`, in one operation. [`Victim::answer`] `written` says how it ended.
@@ -62,9 +76,27 @@ impl Victim {
         self.answer("value").await;
     }
 
-    async fn order(&mut self, order: &Value) {
+    /// Begins to commit the value that was written, through `node`. [`Victim::answer`] `committed` says what came of it.
+    pub async fn begin_commit(&mut self, node: u64) {
+        self.order(&json!({"do": "commit", "node": node})).await;
+        self.answer("committing").await;
+    }
+
+    /// Gives it an order.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub async fn order(&mut self, order: &Value) {
         let line = format!("{order}\n");
-        self.orders.write_all(line.as_bytes()).await.expect("the raw-writer reads its orders");
+        self.orders.write_all(line.as_bytes()).await.expect("it reads its orders");
+    }
+
+    /// Its next answer, about `what`, if there is one already.
+    ///
+    /// # Panics
+    /// If it says something else, or has ended.
+    pub async fn answered(&mut self, what: &str) -> Option<Value> {
+        timeout(Duration::ZERO, self.answer(what)).await.ok()
     }
 
     /// Its next answer, which must be about `what`.
@@ -73,7 +105,7 @@ impl Victim {
     /// If it says something else, ends, or stays silent.
     pub async fn answer(&mut self, what: &str) -> Value {
         let line = timeout(ANSWER, self.answers.next_line()).await;
-        let line = line.unwrap_or_else(|_| panic!("the raw-writer did not say {what:?} in time"));
+        let line = line.unwrap_or_else(|_| panic!("it did not say {what:?} in time"));
         let line = line.expect("its output can be read").unwrap_or_else(|| panic!("it ended before it said {what:?}"));
         let value: Value = serde_json::from_str(&line).expect("it speaks JSON");
         assert_eq!(value["said"], what, "{value}");
@@ -81,8 +113,7 @@ impl Victim {
     }
 
     fn pid(&self) -> Pid {
-        let id = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        id.expect("the raw-writer runs")
+        i32::try_from(self.id()).ok().and_then(Pid::from_raw).expect("a process id is a positive i32")
     }
 
     /// Sends it a signal.
@@ -98,20 +129,36 @@ impl Victim {
     /// # Panics
     /// If it has ended.
     #[must_use]
+    pub fn unacknowledged_bytes(&self) -> u64 {
+        sockets::of(self.id()).iter().map(|socket| socket.unacknowledged).sum()
+    }
+
+    /// Bytes that came for it and that it did not read yet, over all its TCP connections.
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[must_use]
     pub fn unread_bytes(&self) -> u64 {
-        let folder = format!("/proc/{}", self.pid().as_raw_nonzero());
-        let files = std::fs::read_dir(format!("{folder}/fd")).expect("it runs, and is ours");
-        let names = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
-        let socket = |name: PathBuf| Some(name.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
-        let sockets: BTreeSet<String> = names.filter_map(socket).collect();
-        let table = std::fs::read_to_string(format!("{folder}/net/tcp")).expect("it runs, and is ours");
-        let unread = |line: &str| {
-            // number, local, remote, state, send:receive queue, timer, retransmits, user, timeout, inode
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let (sent, _) = fields.get(4)?.split_once(':')?;
-            sockets.contains(*fields.get(9)?).then(|| u64::from_str_radix(sent, 16).ok())?
+        sockets::of(self.id()).iter().map(|socket| socket.unread).sum()
+    }
+
+    /// Whether every one of its threads is stopped.
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.id())).expect("it runs, and is ours");
+        let state = |path: PathBuf| {
+            // pid (name) state ...; the name may hold anything, parentheses too.
+            let stat = std::fs::read_to_string(path).ok()?;
+            stat.rsplit_once(") ").map(|(_, rest)| rest.starts_with('T'))
         };
-        table.lines().skip(1).filter_map(unread).sum()
+        threads.filter_map(|thread| state(thread.ok()?.path().join("stat"))).all(|stopped| stopped)
+    }
+
+    fn id(&self) -> u32 {
+        self.child.id().expect("it runs")
     }
 
     /// Kills it with SIGKILL and reaps it.

@@ -1,8 +1,9 @@
-//! A writer by hand that takes one order per line and answers each: the victim of the suite `faults`.
+//! A writer by hand that takes one order per line and answers each: the victim of the suites `faults` and `abuse`.
 
 use quarry_fabric::OperationError;
+use quarry_proto::v1::commit_outcome::Code;
 use quarry_tests::{
-    raw::{Armed, Granted, RawWriter, Wish},
+    raw::{Armed, Framed, Granted, RawWriter, Wish},
     seed::pattern,
 };
 use quarry_wire::ids::{NamespaceId, NodeId};
@@ -24,14 +25,17 @@ async fn main() {
         .expect("a process may wish to die with its parent");
     let cluster_file = std::env::args().nth(1).expect("the cluster file is the first argument");
     let mut raw = RawWriter::connect(Path::new(&cluster_file)).await;
-    let mut held: Option<(Granted, BTreeMap<NodeId, Armed>)> = None;
+    let mut granted: Option<Granted> = None;
+    let mut armed: BTreeMap<NodeId, Armed> = BTreeMap::new();
+    let mut written: Option<Framed> = None;
+    say(&json!({"said": "ready"}));
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("orders can be read");
         let order: Value = serde_json::from_str(&line).expect("orders are JSON");
         let number = |name: &str| order[name].as_u64().unwrap_or_else(|| panic!("{name} is missing in {order}"));
         let small = |name: &str| u32::try_from(number(name)).expect("it is a small number");
         match order["do"].as_str() {
-            Some("arm") => {
+            Some("grant") => {
                 let wish = Wish {
                     namespace: NamespaceId(small("namespace")),
                     slot_size: small("slot_size"),
@@ -39,26 +43,29 @@ async fn main() {
                     ttl: Duration::from_millis(number("ttl_ms")),
                     avoid: Vec::new(),
                 };
-                let granted = raw.grant(&wish).await.expect("there is space for the grant");
-                let armed = raw.arm_all(&granted).await;
-                for armed in armed.values() {
-                    raw.write(armed, 0, &[0]).await.expect("an armed slab can be written");
-                }
-                let holders: Vec<Value> = granted.grant.holders.iter().map(|holder| {
+                let new = raw.grant(&wish).await.expect("there is space for the grant");
+                let holders: Vec<Value> = new.grant.holders.iter().map(|holder| {
                     json!({"node": holder.region.node.0, "base": holder.base.0, "region": holder.region.index.0})
                 }).collect();
-                let sequence = granted.grant.id.sequence;
+                let sequence = new.grant.id.sequence;
                 say(&json!({
-                    "said": "armed",
+                    "said": "granted",
                     "writer": raw.id.to_string(),
                     "generation": sequence.generation.0,
                     "sequence": sequence.number,
                     "holders": holders,
                 }));
-                held = Some((granted, armed));
+                granted = Some(new);
+            }
+            Some("arm") => {
+                armed = raw.arm_all(granted.as_ref().expect("it has a grant")).await;
+                for armed in armed.values() {
+                    raw.write(armed, 0, &[0]).await.expect("an armed slab can be written");
+                }
+                say(&json!({"said": "armed"}));
             }
             Some("write") => {
-                let (granted, armed) = held.as_ref().expect("it is armed");
+                let granted = granted.as_ref().expect("it has a grant");
                 let armed = &armed[&NodeId(number("node"))];
                 let length = usize::try_from(granted.grant.slab_bytes()).expect("a slab fits in memory");
                 let bytes = vec![u8::try_from(number("byte")).expect("it is a byte"); length];
@@ -71,12 +78,21 @@ async fn main() {
                 say(&json!({"said": "written", "ok": ok, "why": why}));
             }
             Some("value") => {
-                let (granted, armed) = held.as_ref().expect("it is armed");
+                let granted = granted.as_ref().expect("it has a grant");
                 let payload = pattern(number("seed"), usize::try_from(number("bytes")).expect("it fits in memory"));
                 let key = order["key"].as_str().expect("it names a key");
                 let frame = raw.frame(granted, 0, key, &payload);
-                raw.write_frame(granted, armed, &frame).await;
+                raw.write_frame(granted, &armed, &frame).await;
+                written = Some(frame);
                 say(&json!({"said": "value"}));
+            }
+            Some("commit") => {
+                let granted = granted.as_ref().expect("it has a grant");
+                let entry = written.as_ref().expect("a value is written").entry.clone();
+                say(&json!({"said": "committing"}));
+                let outcomes = raw.commit(NodeId(number("node")), granted, armed.keys().copied(), vec![entry]).await;
+                let code = outcomes.expect("the holder answers")[0].code();
+                say(&json!({"said": "committed", "ok": code == Code::Committed}));
             }
             other => panic!("unknown order {other:?}"),
         }
