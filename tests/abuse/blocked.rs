@@ -96,7 +96,7 @@ async fn read_all(blocks: &Namespace, count: usize, when: &str) {
 }
 
 /// Guards: an operation that is not answered ends, its node is avoided for a while, and another copy is read (`client/src/endpoints.rs`,
-/// `read/fetch.rs`); a writer names nodes that it cannot reach when it asks for a grant (`client/src/write`).
+/// `read/plan.rs`); a writer names nodes that it cannot reach when it asks for a grant (`client/src/write`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_fabric_is_blocked_while_its_heartbeats_go_on_costs_no_read_and_no_write_that_needs_it_not() {
     if std::env::var_os(INSIDE).is_none() {

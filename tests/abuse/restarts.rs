@@ -72,7 +72,7 @@ impl Reader {
 }
 
 /// Guards: a new life of a region is another incarnation with other keys (`meta/state/src/directory/regions.rs`, `datanode/src/regions.rs`), and
-/// a copy that cannot be reached or does not pass its checks makes the reader take the next one (`client/src/read/fetch.rs`).
+/// a copy that cannot be reached or does not pass its checks makes the reader take the next one (`client/src/read/plan.rs`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_data_node_restarted_twenty_times_under_load_costs_no_read_of_a_value_with_a_live_copy() {
     let mut cluster = TestCluster::start_small(2, 128 << 20).await;

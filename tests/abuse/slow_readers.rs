@@ -87,7 +87,7 @@ impl Way {
             if at == looks {
                 return all;
             }
-            at = if at < 5 { at + 1 } else { looks };
+            at = if at < 4 { at + 1 } else { looks };
         }
     }
 
@@ -161,7 +161,7 @@ async fn overwrite(raw: &RawWriter, granted: &Granted, taken: &mut [(Placed, Vec
     }
 }
 
-/// Guards: a lease is looked at after the bytes were copied (`client/src/read/fetch.rs`): without it the bytes of others are met, and count as
+/// Guards: a lease is looked at after the bytes were copied (`client/src/read/check.rs`): without it the bytes of others are met, and count as
 /// damage; header and CRC are compared; freed memory rests until the horizon and the quarantine are over (`meta/state/src/shard/quarantine.rs`):
 /// without it a reader within its lease meets the bytes of others.
 #[tokio::test]
@@ -191,7 +191,10 @@ async fn a_reader_stopped_across_the_end_of_its_lease_and_the_reuse_of_its_slot_
     for fresh in [true, false] {
         readers.extend(way("single", fresh, &all[..1]).stopped(&cluster).await);
         readers.extend(way("batch", fresh, &all[..VALUES]).stopped(&cluster).await);
-        readers.push(way("single", fresh, &all[VALUES..]).stopped_half_way(&cluster).await);
+        readers.extend(way("into", fresh, &all[1..3]).stopped(&cluster).await);
+    }
+    for api in ["single", "into"] {
+        readers.push(way(api, false, &all[VALUES..]).stopped_half_way(&cluster).await);
     }
 
     let client = cluster.client().await;

@@ -3,7 +3,7 @@
 //! A get looks at its clock before every step that depends on its lease. So the reader's clock counts the looks, and stops the process right
 //! after the one that it was told, with the time of before.
 
-use quarry_client::{Client, Clock, Cluster, Key, Namespace, Options, SystemClock};
+use quarry_client::{Buffers, Client, Clock, Cluster, Key, Namespace, Options, SystemClock};
 use serde_json::{Value, json};
 use std::{
     io::{BufRead as _, Write as _},
@@ -17,6 +17,8 @@ use std::{
 
 /// A stopped get must fail by its lease, not by a deadline of its own.
 const LONG: Duration = Duration::from_secs(300);
+/// Registered memory that values are read straight into.
+const BUFFERS_BYTES: usize = 16 << 20;
 /// The process is stopped well before this has passed, and continued well after.
 const STOPPED_WITHIN: Duration = Duration::from_millis(500);
 
@@ -58,6 +60,7 @@ async fn main() {
     let options = Options { timeout: LONG, attempt_timeout: LONG, clock: seam, ..Options::default() };
     let cluster = Cluster::from_file(Path::new(&file)).expect("the cluster file is a cluster file");
     let client = Client::connect(cluster, options).await.expect("the cluster answers");
+    let buffers = client.buffers(BUFFERS_BYTES).expect("memory can be registered");
     say(&json!({"said": "ready"}));
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("orders can be read");
@@ -71,7 +74,7 @@ async fn main() {
         say(&json!({"said": "reading"}));
         clock.looks.store(0, Ordering::SeqCst);
         clock.stop_at.store(order["stop_at"].as_u64().expect("it says where to stop"), Ordering::SeqCst);
-        let values = get(&blocks, order["api"].as_str().expect("it says how"), &keys).await;
+        let values = get(&blocks, &buffers, order["api"].as_str().expect("it says how"), &keys).await;
         clock.stop_at.store(0, Ordering::SeqCst);
         let looks = clock.looks.load(Ordering::SeqCst);
         say(&json!({"said": "got", "looks": looks, "values": values, "damaged": client.stats().damaged_copies}));
@@ -79,7 +82,21 @@ async fn main() {
 }
 
 /// Gets all keys, and answers of each what a test needs to know its value by: length and CRC of the bytes.
-async fn get(blocks: &Namespace, api: &str, keys: &[Key]) -> Vec<Value> {
+async fn get(blocks: &Namespace, buffers: &Buffers, api: &str, keys: &[Key]) -> Vec<Value> {
+    let told = |bytes: &[u8]| json!({"bytes": bytes.len(), "crc": crc32c::crc32c(bytes)});
+    if api == "into" {
+        let mut items = Vec::new();
+        for key in keys {
+            let buffer = buffers.take(BUFFERS_BYTES / keys.len()).await.expect("there is room for all keys");
+            items.push((key.clone(), buffer));
+        }
+        let results = blocks.get_into_many(items).await.into_iter().map(|(mut buffer, result)| match result {
+            Ok(Some(got)) => told(&buffer.bytes()[..got.len]),
+            Ok(None) => Value::Null,
+            Err(wrong) => json!({"error": wrong.to_string()}),
+        });
+        return results.collect();
+    }
     let results = match api {
         "single" => {
             let mut results = Vec::new();
@@ -91,12 +108,12 @@ async fn get(blocks: &Namespace, api: &str, keys: &[Key]) -> Vec<Value> {
         "batch" => blocks.get_many(keys).await,
         other => panic!("unknown way to read {other:?}"),
     };
-    let told = results.into_iter().map(|result| match result {
-        Ok(Some(value)) => json!({"bytes": value.bytes.len(), "crc": crc32c::crc32c(&value.bytes)}),
+    let results = results.into_iter().map(|result| match result {
+        Ok(Some(value)) => told(&value.bytes),
         Ok(None) => Value::Null,
         Err(wrong) => json!({"error": wrong.to_string()}),
     });
-    told.collect()
+    results.collect()
 }
 
 fn say(what: &Value) {
