@@ -113,7 +113,7 @@ async fn a_node_whose_fabric_is_blocked_while_its_heartbeats_go_on_costs_no_read
         bind_fabric,
     )
     .await;
-    let options = || Options { attempt_timeout: Duration::from_secs(1), ..Options::default() };
+    let options = || Options { timeout: Duration::from_secs(30), ..Options::default() };
     let client = cluster.client_with(options()).await;
     let blocks = create_namespace(&client, 2, None).await;
     let lonely = create_namespace(&client, 1, None).await;
