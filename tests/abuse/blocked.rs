@@ -144,9 +144,13 @@ async fn a_node_whose_fabric_is_blocked_while_its_heartbeats_go_on_costs_no_read
     let newcomer = cluster.client_with(options()).await;
     let theirs = newcomer.namespace(&blocks.info().name).await.unwrap();
     read_all(&theirs, VALUES, "blocked, a new client").await;
+    // Who asks for what cannot be had is told so by the deadline.
+    let options = Options { timeout: Duration::from_secs(5), ..Options::default() };
+    let impatient = cluster.client_with(options).await;
+    let only_copies = impatient.namespace(&lonely.info().name).await.unwrap();
     let mut lost = 0;
     for part in 0..6 {
-        match lonely.get(format!("single-{part}")).await {
+        match only_copies.get(format!("single-{part}")).await {
             Ok(Some(value)) => assert!(value.bytes == pattern(1, BYTES)),
             // Its only copy is out of reach, which is not to say that it is gone.
             Err(GetError::Unreachable { node, .. }) if node == BLOCKED.node() => lost += 1,
@@ -162,7 +166,7 @@ async fn a_node_whose_fabric_is_blocked_while_its_heartbeats_go_on_costs_no_read
     }
     read_all(&blocks, VALUES + 100, "blocked, with what was written meanwhile").await;
     create_namespace(&client, 3, Some(2)).await.put("two will do", "value").await.unwrap();
-    match create_namespace(&client, 3, Some(3)).await.put("needs all three", "value").await {
+    match create_namespace(&impatient, 3, Some(3)).await.put("needs all three", "value").await {
         Err(PutError::TooFewHolders { needed: 3, .. } | PutError::Deadline { .. } | PutError::NoSpace { .. }) => {}
         other => panic!("{other:?}"),
     }

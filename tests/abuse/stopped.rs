@@ -29,7 +29,7 @@ const _: () = assert!(BATCHES * WRITERS == 50);
 const SLOT: u32 = 32 << 20;
 const SLAB: u64 = SLOT as u64;
 /// Places that are looked at to see how far a write has come.
-const LOOKS: u64 = 32;
+const LOOKS: u64 = 16;
 /// Looks without a change after which nothing more is on its way.
 const SAME: u32 = 4;
 /// Lifetime of grants that run out while their writer is stopped, which must be time for all of a batch to be stopped before.
