@@ -128,7 +128,8 @@ async fn ask(address: &str, blocks: &quarry_client::Namespace, key: &str) -> cal
     let announced = tonic::service::interceptor::InterceptedService::new(channel, quarry_proto::protocol::Announce);
     let mut control = v1::control_client::ControlClient::new(announced);
     calls::done(async {
-        tokio::time::timeout(PATIENCE, control.resolve(asked)).await.expect("it answers when it wakes up")
+        // It may sleep for as long as we are patient with the others, and some more.
+        tokio::time::timeout(PATIENCE * 2, control.resolve(asked)).await.expect("it answers when it wakes up")
     })
     .await
 }
