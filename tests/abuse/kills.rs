@@ -252,7 +252,8 @@ async fn whole(raw: &RawWriter, record: &RegionRecord, neighbours: &[Neighbour])
     }
 }
 
-/// Guards: a write region is the slab and no byte more (`datanode/src/claims`), claims and lanes close by themselves at their TTL.
+/// Guards: a write region is the slab and no byte more (`datanode/src/claims`), lanes close by themselves at the end of their life (also where
+/// claims would stay open beyond their TTL: that alone does not make this fail).
 #[tokio::test]
 async fn a_hundred_clients_killed_in_the_middle_of_their_writes_touch_no_neighbour_and_leave_nothing_behind() {
     let mut cluster = TestCluster::start_small(1, 1 << 30).await;
