@@ -80,7 +80,10 @@ impl TryFrom<ReservedMany> for Reserved {
 /// # async fn example(blocks: quarry_client::Namespace) -> Result<(), Box<dyn std::error::Error>> {
 /// use quarry_client::{Key, PutMode};
 ///
-/// let wanted: Vec<(Key, usize)> = (0..100).map(|i| Ok((Key::new(format!("block-{i}"))?, 4096))).collect::<Result<_, _>>()?;
+/// let mut wanted = Vec::new();
+/// for index in 0..100 {
+///     wanted.push((Key::new(format!("block-{index}"))?, 4096));
+/// }
 /// let mut frames = blocks.reserve_many(&wanted).await?;
 /// for index in 0..frames.len() {
 ///     frames.payload_mut(index).fill(7);
