@@ -28,7 +28,6 @@ const SLOT: u32 = 64 << 20;
 /// Without the read index, a leader that wakes up answers from its old state; without the horizon that the next leader inherits, memory under a
 /// lease of the old one is granted early.
 #[tokio::test]
-#[ignore = "open: the memory of the replaced value is not granted again within 30 s here, and it is not known yet why"]
 async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_outlive_it() {
     let mut cluster = TestCluster::start_with(|spec| {
         spec.data_nodes = 1;
@@ -37,7 +36,6 @@ async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_o
     .await;
     let client = cluster.client().await;
     let blocks = create_namespace(&client, 1, None).await;
-    let mut raw = cluster.raw().await;
     let wish = Wish {
         namespace: blocks.info().id,
         slot_size: SLOT,
@@ -46,6 +44,7 @@ async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_o
         avoid: Vec::new(),
     };
     for round in 0..rounds(1) {
+        let mut raw = cluster.raw().await;
         let key = format!("key-{round}");
         let (granted, frame) = committed(&mut raw, &wish, &key).await;
         let base = granted.grant.holders[0].base.0;
@@ -60,6 +59,7 @@ async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_o
         let stopped = Instant::now();
         // Asked while it sleeps; it finds them when it wakes up.
         let address = cluster.address(leader);
+        raw.pass_over(&address);
         let waiting: Vec<_> = (0..QUESTIONS)
             .map(|_| {
                 let (address, blocks, key) = (address.clone(), blocks.clone(), key.clone());
@@ -69,6 +69,7 @@ async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_o
         // The cluster goes on, and the old version's memory is free for whoever comes: but not before the lease of the stopped leader is over.
         let newer = blocks.put_with(&key, pattern(round as u64, 3_000), PutMode::Replace).await.unwrap();
         let mut others = Vec::new();
+        // It is the last place to be granted, since a lane to it may still be open.
         let again = soon("the replaced value's memory is granted again", async || {
             let next = raw.grant(&wish).await.ok()?;
             let found = next.grant.holders[0].base.0 == base;
