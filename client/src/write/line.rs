@@ -64,6 +64,8 @@ struct State {
     demand: u32,
     /// The slab that is being opened.
     opening: Option<Opening>,
+    /// What the slab that is being opened lacked so far.
+    lacking: Option<PutError>,
     used: Instant,
 }
 
@@ -99,6 +101,7 @@ impl Line {
             reservations: 0,
             demand: 0,
             opening: None,
+            lacking: None,
             used: Instant::now(),
         };
         Self { id, state: Mutex::new(state) }
@@ -131,7 +134,11 @@ impl Line {
         demand: &mut Demand,
         deadline: Instant,
     ) -> Result<Reservation, PutError> {
-        let late = || PutError::Deadline { last: "waiting for a slab".to_owned() };
+        // Who comes to the end of its time first is told what was lacking, and not that time was.
+        let late = || {
+            let lacking = self.state.lock().lacking.clone();
+            lacking.unwrap_or_else(|| PutError::Deadline { last: "waiting for a slab".to_owned() })
+        };
         loop {
             if let Some(reservation) = self.reserve_now(core, demand) {
                 return Ok(reservation);
@@ -198,11 +205,15 @@ impl Line {
         core.tasks.spawn(Scope::current().run(async move {
             // As long as any caller that begins now may wait.
             let deadline = Instant::now() + opener.options.timeout;
-            let outcome = open::open(&opener, line.id, slots, deadline).await.map(|slab| line.add(&opener, slab));
+            let lacks = |error: &PutError| line.state.lock().lacking = Some(error.clone());
+            let outcome =
+                open::open(&opener, line.id, slots, deadline, lacks).await.map(|slab| line.add(&opener, slab));
             if let Err(error) = &outcome {
                 tracing::debug!(%error, "a slab could not be opened");
             }
-            line.state.lock().opening = None;
+            let mut state = line.state.lock();
+            (state.opening, state.lacking) = (None, None);
+            drop(state);
             // A slab that was fetched ahead of need has nobody waiting.
             drop(tell.send(outcome));
         }));

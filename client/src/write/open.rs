@@ -28,8 +28,14 @@ use tokio::time::Instant;
 /// Time between the last write and the end of the grant, or a quarter of its life if that is less.
 const MARGIN: Duration = Duration::from_secs(3);
 
-/// Gets a slab of up to `slots` slots and arms it, until `deadline`.
-pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: Instant) -> Result<Arc<Slab>, PutError> {
+/// Gets a slab of up to `slots` slots and arms it, until `deadline`. As long as something is lacking it tries again, and tells `lacks` what.
+pub(crate) async fn open(
+    core: &Arc<Core>,
+    line: LineId,
+    slots: u32,
+    deadline: Instant,
+    lacks: impl Fn(&PutError),
+) -> Result<Arc<Slab>, PutError> {
     let mut attempt = 0;
     loop {
         let avoid = core.endpoints.avoided(Direction::Write);
@@ -69,6 +75,7 @@ pub(crate) async fn open(core: &Arc<Core>, line: LineId, slots: u32, deadline: I
         if Instant::now() + after >= deadline {
             return Err(error);
         }
+        lacks(&error);
         core.control.pause(after).await;
         attempt += 1;
     }
