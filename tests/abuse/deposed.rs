@@ -67,10 +67,11 @@ async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_o
             })
             .collect();
         // The cluster goes on, and the old version's memory is free for whoever comes: but not before the lease of the stopped leader is over.
-        let newer = blocks.put_with(&key, pattern(round as u64, 3_000), PutMode::Replace).await.unwrap();
+        let deleted = raw.delete(blocks.info().id, &[&key]).await.unwrap();
+        assert_eq!(deleted.outcomes[0].version, Some(frame.version.into()), "{deleted:?}");
         let mut others = Vec::new();
         // It is the last place to be granted, since a lane to it may still be open.
-        let again = soon("the replaced value's memory is granted again", async || {
+        let again = soon("the deleted value's memory is granted again", async || {
             let next = raw.grant(&wish).await.ok()?;
             let found = next.grant.holders[0].base.0 == base;
             others.push(next);
@@ -81,6 +82,7 @@ async fn a_leader_stopped_for_ten_seconds_answers_nothing_stale_and_its_leases_o
         for other in others {
             raw.seal(&other, 0).await.unwrap();
         }
+        let newer = blocks.put_with(&key, pattern(round as u64, 3_000), PutMode::Create).await.unwrap();
         sleep_until(stopped + STOPPED).await;
         cluster.resume(leader).await.unwrap();
         for answer in waiting {

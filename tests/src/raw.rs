@@ -376,6 +376,26 @@ impl RawWriter {
         .await
     }
 
+    /// Deletes keys, whatever version they have.
+    ///
+    /// # Errors
+    /// What the shard's leader refuses.
+    pub async fn delete(&self, namespace: NamespaceId, keys: &[&str]) -> Answer<v1::DeleteReply> {
+        let items =
+            keys.iter().map(|key| v1::DeleteItem { key: Bytes::copy_from_slice(key.as_bytes()), expected: None });
+        let request = v1::DeleteRequest {
+            shard: SHARD,
+            request: Some(self.request().await),
+            namespace: namespace.0,
+            items: items.collect(),
+        };
+        at_leader(&self.metas, |mut control| {
+            let request = request.clone();
+            async move { calls::done(control.delete(request)).await }
+        })
+        .await
+    }
+
     /// Asks where keys are.
     ///
     /// # Errors
