@@ -214,9 +214,23 @@ async fn run(
         }
         let pace = life.pace();
         if pace.acknowledged_early {
-            for job in waiting.drain(..) {
+            for job in waiting {
                 finish(job, Ok(()));
             }
+            // And is synced some time.
+            if let Ok(mark) = life.mark() {
+                let life = life.clone();
+                tokio::spawn(async move {
+                    sleep(between(pace.least, pace.most)).await;
+                    // The node may have crashed meanwhile: then it is lost, which nobody is told.
+                    drop(life.sync(mark));
+                });
+            }
+            unsynced = false;
+            if stop {
+                return;
+            }
+            continue;
         }
         let synced = match life.mark() {
             Ok(mark) => {

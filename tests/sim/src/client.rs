@@ -143,7 +143,8 @@ impl Client {
         let give_up = Instant::now() + STUBBORN;
         while Instant::now() < give_up {
             // Now and then somebody else is asked, who may think that it leads, or not know that it does.
-            let known = self.leaders.get(&shard).copied().filter(|_| !sim::chance(100));
+            let asks_around = if self.reader { 20 } else { 100 };
+            let known = self.leaders.get(&shard).copied().filter(|_| !sim::chance(asks_around));
             let node = known.unwrap_or_else(any_node);
             match self.world.call(node, &work).await {
                 Ok(done) => {
@@ -219,7 +220,8 @@ impl Client {
                 writer: self.writer,
                 namespace: NAMESPACE,
                 slot_size: SLOT_SIZE,
-                slots: SLOTS,
+                // Whoever hardly writes would only keep the rest of it from the others.
+                slots: if self.reader { SlotCount(1) } else { SLOTS },
                 ttl,
             };
             let done = self

@@ -1,7 +1,7 @@
 //! One seed from beginning to end: a cluster is made, disturbed, mended, drained and judged.
 
 use crate::{
-    chaos,
+    chaos::{self, Climate},
     checks::Checks,
     client::{Client, NAMESPACE, Told},
     history::{self, Verdict},
@@ -139,6 +139,8 @@ pub fn run(seed: u64, mutant: Option<Mutant>, told: bool) -> Report {
 }
 
 async fn story(mutant: Option<Mutant>, checks: Arc<Checks>) -> (usize, usize) {
+    let climate = Climate::drawn();
+    sim::note(format_args!("climate: {climate:?}"));
     let world = match World::new(mutant, checks) {
         Ok(world) => world,
         Err(error) => panic!("no folder for snapshots: {error}"),
@@ -151,7 +153,7 @@ async fn story(mutant: Option<Mutant>, checks: Arc<Checks>) -> (usize, usize) {
     let clients: Vec<_> =
         (1..=CLIENTS).map(|number| local.spawn_local(Client::new(number, &world, &told).work())).collect();
     let judged = local.run_until(async {
-        chaos::disturb(&world, Instant::now() + DISTURBED).await;
+        chaos::disturb(&world, climate, Instant::now() + DISTURBED).await;
         recover(&world).await;
         sleep(Duration::from_secs(1)).await;
         told.stop.set(true);

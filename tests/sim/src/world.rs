@@ -5,7 +5,7 @@ use quarry_meta::sim::SimMeta;
 use quarry_meta_state::shard::Settings;
 use quarry_proto::refusal::Refusal;
 use quarry_raft::{
-    Host, HostConfig, RaftNodeId, Timing,
+    Host, HostConfig, RaftNodeId, Role, Timing,
     sim::{self, Disk, Net, Pace},
 };
 use quarry_wire::ids::Generation;
@@ -67,7 +67,7 @@ impl World {
     pub(crate) fn new(mutant: Option<Mutant>, checks: Arc<Checks>) -> io::Result<Rc<Self>> {
         let mut pace = Pace::default();
         if mutant == Some(Mutant::AcknowledgedEarly) {
-            // It also takes its time, as whoever does not wait would never know.
+            // It also takes its time: nobody would notice otherwise.
             let (least, most) = (Duration::from_millis(200), Duration::from_millis(800));
             pace = Pace { least, most, acknowledged_early: true };
         }
@@ -176,6 +176,15 @@ impl World {
 
     pub(crate) fn is_up(&self, node: RaftNodeId) -> bool {
         self.nodes.borrow().get(&node).is_some_and(|node| node.up.is_some())
+    }
+
+    /// The node that leads a group, as far as nodes know: the latest, if several say so.
+    pub(crate) fn leader(&self, group: usize) -> Option<RaftNodeId> {
+        let leading = Self::ids().filter_map(|node| {
+            let status = self.meta(node)?.status().swap_remove(group);
+            (status.role == Role::Leader).then_some((status.term, node))
+        });
+        leading.max().map(|(_, node)| node)
     }
 
     /// A client calls a node. `work` is done there, and ends with the node.

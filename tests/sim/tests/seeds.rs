@@ -4,12 +4,10 @@
 use quarry_sim::{Mutant, Report, run};
 use std::process::Command;
 
-/// Seeds of the gate: a few seconds.
-const GATE: std::ops::Range<u64> = 0..3;
+/// Seeds of the gate: calm, power, mixed, deposed.
+const GATE: [u64; 4] = [0, 1, 4, 11];
 /// Seeds that failed once, with what it was.
 const KEPT: [(u64, &str); 0] = [];
-/// A mutant that lives through so many seeds was not found.
-const PATIENCE: u64 = 200;
 
 fn is_well(report: &Report) {
     let Report { seed, violations, .. } = report;
@@ -47,28 +45,29 @@ fn the_same_seed_is_the_same_history_here_and_in_another_process() {
     assert!(said.contains(&first.trace), "{} is not in:\n{said}", first.trace);
 }
 
-/// The first seed that finds a mutant.
-fn found(mutant: Mutant, named: &str) {
-    let report = (0..PATIENCE).map(|seed| run(seed, Some(mutant), false)).find(|report| !report.violations.is_empty());
-    let report = report.unwrap_or_else(|| panic!("{mutant:?} lived through {PATIENCE} seeds"));
-    let all = report.violations.join("\n");
-    assert!(all.contains(named), "seed {} finds {mutant:?} as something else than {named}:\n{all}", report.seed);
+/// One of these seeds finds the mutant. All of them have the climate that shows it, and a seed keeps its climate; which of them find it
+/// changes with the code.
+fn found(mutant: Mutant, seeds: [u64; 8], named: &str) {
+    let report = seeds.into_iter().map(|seed| run(seed, Some(mutant), false)).find(|it| !it.violations.is_empty());
+    let Report { seed, violations, simulated, .. } =
+        report.unwrap_or_else(|| panic!("{mutant:?} lived through {seeds:?}"));
+    let all = violations.join("\n");
+    assert!(all.contains(named), "seed {seed} finds {mutant:?} as something else than {named}:\n{all}");
+    let first = violations[0].lines().next().unwrap_or_default();
+    eprintln!("seed {seed} finds {mutant:?} within {} simulated seconds: {first}", simulated.as_secs());
 }
 
 #[test]
-#[ignore = "open: not ended after minutes in the debug profile; try `cargo test --release -p quarry-sim -- --ignored`"]
 fn a_log_that_acknowledges_before_it_syncs_is_found() {
-    found(Mutant::AcknowledgedEarly, "");
+    found(Mutant::AcknowledgedEarly, [1, 2, 3, 6, 8, 9, 18, 23], "");
 }
 
 #[test]
-#[ignore = "open: not ended after minutes in the debug profile; try `cargo test --release -p quarry-sim -- --ignored`"]
 fn a_leader_that_answers_reads_without_a_majority_is_found() {
-    found(Mutant::UnconfirmedReads, "Linearizable");
+    found(Mutant::UnconfirmedReads, [11, 12, 13, 19, 35, 42, 46, 48], "Linearizable");
 }
 
 #[test]
-#[ignore = "open: not ended after minutes in the debug profile; try `cargo test --release -p quarry-sim -- --ignored`"]
 fn memory_that_does_not_rest_after_its_last_lease_is_found() {
-    found(Mutant::NoQuarantine, "Leases hold");
+    found(Mutant::NoQuarantine, [0, 5, 7, 10, 43, 59, 20, 21], "Leases hold");
 }
