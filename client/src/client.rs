@@ -92,15 +92,16 @@ impl Client {
             Some(name) => Provider::named(name)?,
             None => Provider::detect()?,
         };
-        let (write_window, read_window) = (Pool::new(options.window_bytes)?, Pool::new(options.window_bytes)?);
+        let pool = || Pool::new(options.window_bytes);
+        let (write_window, read_window, values) = (pool()?, pool()?, pool()?);
         let endpoints = Endpoints::new(
             provider,
             options.fabric_bind,
             Arc::clone(&write_window),
-            Arc::clone(&read_window),
+            [&read_window, &values].map(Arc::clone),
             Arc::clone(&counters),
         );
-        let core = Core::new(Parts { options, control, endpoints, write_window, read_window, counters });
+        let core = Core::new(Parts { options, control, endpoints, write_window, read_window, values, counters });
         Ok(Self { shared: Arc::new(Shared { core, runtime: Handle::current() }) })
     }
 

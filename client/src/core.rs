@@ -32,6 +32,9 @@ pub(crate) struct Core {
     pub(crate) endpoints: Endpoints,
     pub(crate) write_window: Arc<Pool>,
     pub(crate) read_window: Arc<Pool>,
+    /// Where large values are read to that no reader has a buffer for. They stay there for as long as the reader keeps them, so nobody waits
+    /// for room here.
+    pub(crate) values: Arc<Pool>,
     pub(crate) writer: WriterId,
     /// The same, as requests name it.
     pub(crate) writer_bytes: Bytes,
@@ -56,12 +59,13 @@ pub(crate) struct Parts {
     pub(crate) endpoints: Endpoints,
     pub(crate) write_window: Arc<Pool>,
     pub(crate) read_window: Arc<Pool>,
+    pub(crate) values: Arc<Pool>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Core {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts { options, control, endpoints, write_window, read_window, counters } = parts;
+        let Parts { options, control, endpoints, write_window, read_window, values, counters } = parts;
         let writer = WriterId::anonymous(options.entropy.bits().to_le_bytes());
         Arc::new(Self {
             salt: options.entropy.bits(),
@@ -72,6 +76,7 @@ impl Core {
             endpoints,
             write_window,
             read_window,
+            values,
             writer,
             writer_bytes: Bytes::copy_from_slice(&writer.0),
             counters,

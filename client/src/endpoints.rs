@@ -36,11 +36,13 @@ pub(crate) struct Endpoints {
     /// The local address to use, or the one that leads to each peer.
     bind: Option<IpAddr>,
     write_window: Arc<Pool>,
-    /// The pools that are read into: the window, and readers' own.
+    /// The pools that are read into: the client's own, and those of readers.
     readers: Mutex<Vec<Arc<Pool>>>,
     counters: Arc<Counters>,
     open: Mutex<HashMap<(NodeId, Direction), Arc<ClientEndpoint>>>,
     failed: Mutex<HashMap<NodeId, Failed>>,
+    /// How many slabs are armed through each lane.
+    lanes: Mutex<HashMap<(NodeId, FabricAddress), usize>>,
 }
 
 /// A node that failed lately.
@@ -88,11 +90,20 @@ impl Endpoints {
         provider: Provider,
         bind: Option<IpAddr>,
         write_window: Arc<Pool>,
-        read_window: Arc<Pool>,
+        readers: [Arc<Pool>; 2],
         counters: Arc<Counters>,
     ) -> Self {
-        let readers = Mutex::new(vec![read_window]);
-        Self { provider, bind, write_window, readers, counters, open: Mutex::default(), failed: Mutex::default() }
+        let readers = Mutex::new(readers.into());
+        Self {
+            provider,
+            bind,
+            write_window,
+            readers,
+            counters,
+            open: Mutex::default(),
+            failed: Mutex::default(),
+            lanes: Mutex::default(),
+        }
     }
 
     /// Writes `pieces`, which have `bytes` bytes in all, to the target; on `Ok` they are visible there. Whether a failure is the node's fault
@@ -187,6 +198,28 @@ impl Endpoints {
         let now = Instant::now();
         let failed = self.failed.lock();
         failed.iter().filter(|(_, failed)| now < failed.avoided_until(direction)).map(|(node, _)| *node).collect()
+    }
+
+    /// A slab was armed through this lane.
+    pub(crate) fn use_lane(&self, node: NodeId, lane: &FabricAddress) {
+        *self.lanes.lock().entry((node, lane.clone())).or_default() += 1;
+    }
+
+    /// Undoes [`use_lane`](Self::use_lane). The connection to a lane that no slab is armed through is given up: a new one begins slowly, so
+    /// it is not for each slab.
+    pub(crate) fn leave_lane(&self, node: NodeId, lane: &FabricAddress) {
+        let unused = {
+            let mut lanes = self.lanes.lock();
+            let name = (node, lane.clone());
+            let uses = lanes.get_mut(&name).map_or(0, |uses| {
+                *uses -= 1;
+                *uses
+            });
+            uses == 0 && lanes.remove(&name).is_some()
+        };
+        if unused {
+            self.forget_lane(node, lane);
+        }
     }
 
     /// Forgets a lane that is no more.

@@ -24,6 +24,7 @@
 
 mod buffers;
 mod calls;
+mod checksum;
 mod client;
 mod cluster;
 mod control;

@@ -14,7 +14,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Longest time for one attempt of a call or of a one-sided operation (plus the time its bytes take); then another way is tried.
     pub attempt_timeout: Duration,
-    /// Bytes in flight per direction, at least 64 MiB: so much address space is reserved for each, and memory as it is used.
+    /// Bytes in flight per direction, at least 64 MiB: so much address space is reserved for each, and memory as it is used. As much again is
+    /// kept for large values that were read, for as long as their readers keep them; beyond, they lie in memory of the allocator.
     pub window_bytes: usize,
     /// Largest slab that is asked for, in bytes; at most an extent (64 MiB).
     pub slab_bytes_max: u64,

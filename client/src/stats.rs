@@ -43,9 +43,9 @@ pub struct PutTime {
     pub slab: Duration,
     /// Waiting for room in the window.
     pub window: Duration,
-    /// Checksums of payloads.
+    /// Checksums of payloads; those that are not in registered memory are copied there in the same pass.
     pub crc: Duration,
-    /// Building frames: headers, and copying payloads that are not in registered memory.
+    /// Building frames: headers, and what lies between neighbours.
     pub build: Duration,
     /// One-sided writes, from the first copy's post to the last copy's completion.
     pub fabric: Duration,

@@ -3,7 +3,7 @@
 //! Keeps *No wrong value*: the header is byte for byte the one that a writer of this value writes, the payload has the signed CRC. Keeps
 //! *Leases hold* on the reader's side: the lease is looked at last, so it covered the bytes while they were read and checked.
 
-use crate::{host::Clock, read::cache::Found};
+use crate::{checksum, host::Clock, read::cache::Found};
 use quarry_wire::{
     frame::{FrameHeader, FrameKind, HEADER_BYTES_MAX},
     ids::{NamespaceId, NodeId},
@@ -60,7 +60,7 @@ impl Expected<'_> {
                 expected.key, expected.version, expected.payload_bytes, found.key, found.version, found.payload_bytes
             ));
         }
-        let crc = crc32c::crc32c(payload);
+        let crc = checksum::of(payload);
         if crc != expected.payload_crc || payload.len() as u64 != expected.payload_bytes {
             return Err(format!(
                 "the CRC-32C of {} bytes is {crc:#010x}, signed was {:#010x} of {} bytes",

@@ -1,8 +1,8 @@
 //! From descriptors to checked bytes.
 //!
 //! A few operations are under way at once, all in the caller's task: while one frame is checked, the next ones arrive. Frames land in the
-//! window and their payloads are copied out once, or the payload lands in the reader's own buffer; they are checked (`check.rs`) where they
-//! landed, which nobody else can write to. Whatever is held while a caller waits for it is given back when its future is dropped, as soon as
+//! window and their payloads are copied out once, or the payload lands where the reader finds it (`landing.rs`); they are checked (`check.rs`)
+//! where they landed, which nobody else can write to. Whatever is held while a caller waits for it is given back when its future is dropped, as soon as
 //! the network has let go of it.
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     read::{
         State, Want,
         check::{Expected, Miss},
+        landing::Landing,
         plan::{Plan, RUN_BYTES, Run, plan},
     },
     write::transfer_time,
@@ -139,7 +140,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The header of the only frame lands in the window, its payload in the reader's buffer.
+    /// The header of the only frame lands in the window, its payload where the reader finds it; if there is no room for that, in the window too.
     async fn read_direct(
         &self,
         run: &Run,
@@ -148,20 +149,30 @@ impl Reading<'_> {
     ) -> Result<(), Miss> {
         let frame = self.plan.frames[run.frames.start];
         let (header, payload) = (length(frame.header), length(frame.payload));
+        let buffered = self.state.lock().1[frame.want].into.is_some();
+        let kept = if buffered { None } else { self.core.values.try_take(payload) };
+        if !buffered && kept.is_none() {
+            return self.read_window(run, window, wait).await;
+        }
         let head = self.part(run, self.room(window, HEADER_BYTES_MAX).await?, header)?;
         // A future that is dropped meanwhile drops the buffer, and the operation holds its memory until it is over.
-        let mut buffer = self.state.lock().1[frame.want].into.take().expect("a direct run has a buffer to go to");
-        let outcome = match self.part(run, buffer.span(), payload) {
+        let buffer = self.state.lock().1[frame.want].into.take().map(Landing::Buffer);
+        let kept = kept.map(|span| Landing::Kept(Arc::new(span)));
+        let mut landing = buffer.or(kept).expect("one of the two was found above");
+        let outcome = match self.part(run, landing.span(), payload) {
             // Pieces are never empty, payloads may be.
             Ok(_) if payload == 0 => self.operate(run, Pieces::one(head), wait).await,
             Ok(body) => self.operate(run, Pieces::from([head, body]), wait).await,
             Err(miss) => Err(miss),
         };
         let want = &mut self.state.lock().1[frame.want];
-        if outcome.is_ok() && self.passes(want, run, &exclusive(window)[..header], &buffer.bytes()[..payload]) {
-            want.landed(Bytes::new(), payload);
+        let passes =
+            outcome.is_ok() && self.passes(want, run, &exclusive(window)[..header], &landing.bytes()[..payload]);
+        let (buffer, value) = landing.into_parts();
+        want.into = buffer;
+        if passes {
+            want.landed(value, payload);
         }
-        want.into = Some(buffer);
         outcome
     }
 

@@ -7,6 +7,7 @@
 pub(crate) mod cache;
 mod check;
 mod fetch;
+mod landing;
 mod plan;
 pub(crate) mod probe;
 mod proof;

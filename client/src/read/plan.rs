@@ -19,8 +19,8 @@ use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 /// Bytes that one operation reads at most, unless a single frame has more.
 pub(crate) const RUN_BYTES: u64 = 1 << 20;
-/// Payloads of this size go straight into the reader's own buffer; smaller ones do so only if no neighbour is read with them, since copying
-/// them costs less than an operation each.
+/// Payloads of this size go straight to where the reader finds them; smaller ones do so only into a buffer of the reader's and if no neighbour is
+/// read with them, since copying them costs less than an operation each.
 pub(crate) const DIRECT_BYTES: u64 = 256 << 10;
 /// Of a frame's length, the part that may lie unused between it and its neighbour for both to be read at once.
 const GAP_PART: u64 = 8;
@@ -50,7 +50,7 @@ pub(crate) struct Frame {
     pub(crate) payload: u64,
     /// There is another copy to try.
     spare: bool,
-    /// It has a buffer of its own to go to.
+    /// It has a buffer of its own to go to, or is large enough to get memory of its own.
     direct: bool,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Run {
     pub(crate) bytes: u64,
     /// Each of its values has another copy to try.
     pub(crate) spare: bool,
-    /// Its only frame goes straight into the reader's buffer.
+    /// Its only frame goes straight to where the reader finds it.
     pub(crate) direct: bool,
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn plan(
             continue;
         }
         let region = plan.region(&place);
-        let direct = want.into.is_some();
+        let direct = want.into.is_some() || payload >= DIRECT_BYTES;
         plan.frames.push(Frame { want: index, region, offset: place.offset, header, payload, spare, direct });
     }
     plan.join();

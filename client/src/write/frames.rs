@@ -5,6 +5,7 @@
 //! its payload where it is and gets another header, since an operation that was given up may still be reading the first one.
 
 use crate::{
+    checksum,
     core::Core,
     error::PutError,
     write::{Value, flow::PART_BYTES, line::LineId},
@@ -87,13 +88,18 @@ pub(crate) fn build(core: &Core, line: LineId, values: &mut [Value], mut memory:
     let bytes = memory.bytes();
     let began = Instant::now();
     for (place, value) in values.iter_mut().enumerate() {
-        if value.crc.is_none() {
-            value.crc = Some(match &value.payload {
-                Payload::Given(payload) => crc32c::crc32c(payload),
-                Payload::Placed => crc32c::crc32c(&bytes[value.payload_range(place * slot_size)]),
-                Payload::Kept { .. } => unreachable!("what was written before has its checksum"),
-            });
-        }
+        let payload = value.payload_range(place * slot_size);
+        let crc = match (&value.payload, value.crc) {
+            (Payload::Given(given), None) => checksum::copied(given, &mut bytes[payload]),
+            (Payload::Given(given), Some(crc)) => {
+                bytes[payload].copy_from_slice(given);
+                crc
+            }
+            (Payload::Placed, None) => checksum::of(&bytes[payload]),
+            (Payload::Placed | Payload::Kept { .. }, Some(crc)) => crc,
+            (Payload::Kept { .. }, None) => unreachable!("what was written before has its checksum"),
+        };
+        value.crc = Some(crc);
     }
     let checked = Instant::now();
     core.counters.checksumming.add(checked - began);
@@ -101,9 +107,6 @@ pub(crate) fn build(core: &Core, line: LineId, values: &mut [Value], mut memory:
         let at = place * slot_size;
         let payload = value.payload_range(at);
         header(line.namespace, value).write_to(&mut bytes[at..payload.start]);
-        if let Payload::Given(given) = &value.payload {
-            bytes[payload.clone()].copy_from_slice(given);
-        }
         // Nothing of an earlier frame leaves between this one and the next.
         if place + 1 < values.len() {
             bytes[payload.end..at + slot_size].fill(0);

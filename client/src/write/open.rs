@@ -48,6 +48,9 @@ pub(crate) async fn open(
                     let life = grant.statement.ttl;
                     // The claim's own clock may run a little faster than ours.
                     let write_until = asked_at + life - life / 100 - MARGIN.min(life / 4);
+                    for holder in &armed {
+                        core.endpoints.use_lane(holder.node, &holder.lane);
+                    }
                     return Ok(Slab::new(grant, armed, write_until));
                 }
                 let reached = armed.len();

@@ -255,12 +255,13 @@ impl Slab {
         let fill = self.state.lock().fill.mark();
         give_up(core, self.grant(), self.armed.iter().map(|holder| holder.node), fill).await;
         for holder in &self.armed {
-            core.endpoints.forget_lane(holder.node, &holder.lane);
+            core.endpoints.leave_lane(holder.node, &holder.lane);
         }
     }
 }
 
-/// Tells holders and shard that a grant is done with. Best effort: what is not reached learns it from the grant's time limit.
+/// Tells holders and shard that a grant is done with. A slab that is full needs no seal: its grant closes with the commit of its last slot. Best
+/// effort: what is not reached learns it from the grant's time limit.
 pub(crate) async fn give_up(core: &Core, grant: &Grant, armed: impl Iterator<Item = NodeId>, fill: u32) {
     let deadline = Instant::now() + SEALING.min(core.options.timeout);
     let id = v1::GrantId::from(grant.id);
@@ -277,6 +278,9 @@ pub(crate) async fn give_up(core: &Core, grant: &Grant, armed: impl Iterator<Ite
         }
     });
     let seal = async {
+        if fill == grant.slots.0 {
+            return;
+        }
         let request = v1::SealRequest { grant: Some(id), fill, writer: writer.clone() };
         let shard = grant.id.shard.0;
         let sealed = core

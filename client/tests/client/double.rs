@@ -244,11 +244,12 @@ impl Double {
         *leader = 1 - *leader;
     }
 
-    /// Fill marks of the grants that were sealed, and how many were not.
+    /// Fill marks of the grants that were sealed, and how many are open: a grant also closes when all its slots were committed.
     pub(crate) fn seals(&self) -> (Vec<u32>, usize) {
         let state = self.world.state.lock();
         let marks: Vec<u32> = state.grants.values().filter_map(|given| given.sealed).collect();
-        let open = state.grants.len() - marks.len();
+        let is_open = |given: &&Given| given.sealed.is_none() && given.recorded.len() < given.grant.slots.0 as usize;
+        let open = state.grants.values().filter(is_open).count();
         (marks, open)
     }
 

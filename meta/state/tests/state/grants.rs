@@ -98,6 +98,16 @@ fn a_repeated_grant_request_gets_the_same_grant() {
 }
 
 #[test]
+fn a_grant_closes_unsealed_with_the_commit_of_its_last_slot() {
+    let mut bench = Bench::new(1);
+    let grant = bench.grant(2);
+    assert_eq!(bench.commit(&grant, entry(0, "a", 5, Mode::Create)), Ok(Committed::Applied));
+    assert_eq!(bench.shard.grant(grant.id).unwrap().phase, GrantPhase::Open);
+    assert_eq!(bench.commit(&grant, entry(1, "b", 5, Mode::Create)), Ok(Committed::Applied));
+    assert_eq!(bench.shard.grant(grant.id).unwrap().phase, GrantPhase::Closed);
+}
+
+#[test]
 fn the_tail_of_a_sealed_grant_is_free_once_all_below_the_mark_is_committed() {
     let mut bench = Bench::new(1);
     let all = bench.free_bytes();

@@ -35,8 +35,8 @@ const SIZES: [(&str, usize); 4] = [("4KiB", 4 << 10), ("64KiB", 64 << 10), ("1Mi
 struct Scale {
     /// Memory of the data node.
     region_bytes: u64,
-    /// Bytes of the values of one call of the best case: at least 32 MiB to be comparable, and two calls fit into the client's window; few of the
-    /// smallest values, so that a call is not all bookkeeping of this bench.
+    /// Bytes of the frames of one call of the best case: what one slab holds, so that each call is one Commit, and two calls fit into the client's
+    /// window; few of the smallest values, so that a call is not all bookkeeping of this bench.
     call_bytes: usize,
     call_values_max: usize,
     /// Bytes that one round of puts writes at most; then they are deleted.
@@ -46,10 +46,10 @@ struct Scale {
 }
 
 const FULL: Scale = Scale {
-    region_bytes: 4 << 30,
-    call_bytes: 56 << 20,
+    region_bytes: 6 << 30,
+    call_bytes: 64 << 20,
     call_values_max: 8192,
-    round_bytes: 256 << 20,
+    round_bytes: 384 << 20,
     raw_bytes: 128 << 20,
 };
 const TINY: Scale = Scale {
@@ -59,6 +59,8 @@ const TINY: Scale = Scale {
     round_bytes: 8 << 20,
     raw_bytes: 128 << 20,
 };
+/// What a slot has beyond such a payload.
+const HEADER_ROOM: usize = 128;
 /// Memory of a buffer counts in multiples of this at most.
 const PAGE: usize = 4096;
 /// Puts of one round at most: keys and items are made ahead, outside the time that is taken.
@@ -123,7 +125,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Values of one call of the best case.
     fn many(&self, bytes: usize) -> usize {
-        (self.scale.call_bytes / bytes).clamp(1, self.scale.call_values_max)
+        (self.scale.call_bytes / (bytes + HEADER_ROOM)).clamp(1, self.scale.call_values_max)
     }
 
     /// Unit, values of a call, and what the raw side does.
