@@ -113,12 +113,12 @@ impl Endpoints {
         target: &Target<'_>,
         pieces: &Pieces<LocalBuffer>,
         bytes: usize,
-        deadline: Instant,
+        wait: Wait,
     ) -> Result<(), OperationError> {
         let bytes = bytes as u64;
         let (local, remote) = (pieces.clone(), RemoteSpan { address: target.at, key: target.key, len: bytes });
         let outcome = match self.endpoint(target.node, target.address, target.provider, Direction::Write) {
-            Ok(endpoint) => endpoint.write(target.address, local, remote, deadline).await,
+            Ok(endpoint) => endpoint.write(target.address, local, remote, wait).await,
             Err(error) => Err(error.into()),
         };
         if outcome.is_ok() {

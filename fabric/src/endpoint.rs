@@ -43,6 +43,11 @@ const RETRY_LONGEST: Duration = Duration::from_millis(10);
 /// Rounds of progress for one endpoint before others have their turn.
 const ROUNDS: usize = 64;
 
+/// How much longer an operation is spun for than its endpoint's configuration says, per KiB: what its bytes take on a fabric of 2 GiB/s.
+const SPIN_PER_KIB: Duration = Duration::from_nanos(480);
+/// Longest time that is spun for because of an operation's bytes.
+const SPIN_FOR_BYTES_MAX: Duration = Duration::from_millis(1);
+
 /// After so many operations in a row that were spun for in vain, only one of so many is spun for.
 const VAIN_MAX: u32 = 4;
 const VAIN_PROBE: u32 = 32;
@@ -59,8 +64,8 @@ pub struct EndpointConfig {
     pub bind: IpAddr,
     /// The port, or none to let the system choose.
     pub port: Option<u16>,
-    /// How long an operation that is [awaited so](Wait::spinning_until) looks for its completion itself before it sleeps. Zero for
-    /// endpoints that serve.
+    /// How long an operation that is [awaited so](Wait::spinning_until) looks for its completion itself before it sleeps, and longer by the
+    /// time that its bytes take. Zero for endpoints that serve.
     pub spin: Duration,
 }
 
@@ -393,7 +398,7 @@ impl Core {
         }
         // From here on the operation alone holds the buffer.
         drop(local);
-        if spins && let Some(outcome) = self.spin(&op) {
+        if spins && let Some(outcome) = self.spin(&op, remote.len) {
             return outcome;
         }
         self.have_watched();
@@ -411,7 +416,7 @@ impl Core {
 
     /// Looks for the end of an operation for a while, unless that was in vain too often lately. With others in flight the poller
     /// is awake anyway, and two who look get in each other's way.
-    fn spin(&self, op: &Op) -> Option<Result<(), OperationError>> {
+    fn spin(&self, op: &Op, bytes: u64) -> Option<Result<(), OperationError>> {
         if self.spin.is_zero() || self.pending.len() > 1 {
             return None;
         }
@@ -419,7 +424,8 @@ impl Core {
         if unspun >= VAIN_MAX && !unspun.is_multiple_of(VAIN_PROBE) {
             return None;
         }
-        let until = Instant::now() + self.spin;
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+        let until = Instant::now() + self.spin + SPIN_PER_KIB.saturating_mul(kib).min(SPIN_FOR_BYTES_MAX);
         loop {
             self.progress();
             if let Some(outcome) = op.take() {

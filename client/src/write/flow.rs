@@ -213,9 +213,11 @@ impl Flow<'_> {
         let began = Instant::now();
         let until = self.deadline.min(began + self.core.options.attempt_timeout + transfer_time(frames.bytes()));
         let holders = slab.holders();
+        // Nothing is built or posted meanwhile that would wait for us.
+        let alone = holders.len() == 1 && values.len() == reservation.slots.len();
         let write = async |holder: &Armed| {
             let target = slab.target(holder, slot);
-            post::write(self.core, slab, holder, &target, &frames, until).await
+            post::write(self.core, slab, holder, &target, &frames, until, alone).await
         };
         let outcomes = match &holders[..] {
             // Nothing to join, nothing to allocate for it.

@@ -18,7 +18,7 @@ use crate::{
         transfer_time,
     },
 };
-use quarry_fabric::OperationError;
+use quarry_fabric::{OperationError, Wait};
 use quarry_proto::refusal::Refusal;
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
@@ -54,7 +54,8 @@ enum Standing {
     Unknown,
 }
 
-/// Writes `frames` to `target`, which lies at `holder`. The node is avoided for a while if it is at fault.
+/// Writes `frames` to `target`, which lies at `holder`. The node is avoided for a while if it is at fault. What is written alone is waited for by
+/// looking, see [`Wait::spinning_until`].
 pub(crate) async fn write(
     core: &Core,
     slab: &Arc<Slab>,
@@ -62,7 +63,9 @@ pub(crate) async fn write(
     target: &Target<'_>,
     frames: &Frames,
     until: Instant,
+    alone: bool,
 ) -> Result<(), NotWritten> {
+    let wait = if alone { Wait::spinning_until(until) } else { Wait::until(until) };
     let mut repeated = false;
     loop {
         let quick = transfer_time(frames.bytes());
@@ -71,7 +74,7 @@ pub(crate) async fn write(
             () = slab.lost(holder.node) => Err(NotWritten::LaneLost("another write found it".to_owned())),
             why = watch(core, slab, holder, quick, until) => Err(why),
             // Last: a write that is tried again and again uses up its task's turn.
-            written = core.endpoints.write(target, frames.pieces(), frames.bytes(), until) => written.map_err(NotWritten::from),
+            written = core.endpoints.write(target, frames.pieces(), frames.bytes(), wait) => written.map_err(NotWritten::from),
         };
         let error = match outcome {
             Ok(()) => {
