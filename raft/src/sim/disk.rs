@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::{between, chance, note, roll};
-use crate::store::committer::{Committer, Durable, Job, finish};
+use crate::store::committer::{Committer, Durable, Job, Waiter};
 use crate::store::database::Batch;
 
 /// How long a sync takes, and whether it is waited for.
@@ -199,8 +199,9 @@ async fn run(
         let mut stop = false;
         for job in first.into_iter().chain(std::iter::from_fn(|| queue.try_recv().ok())) {
             match job {
-                Job::Append(_) | Job::Wait(_) => waiting.push(job),
-                Job::Lazy => unsynced = true,
+                Job::Append(_, done) => waiting.push(Waiter::Openraft(done)),
+                Job::Wait(_, done) => waiting.push(Waiter::Task(done)),
+                Job::Lazy(_) => unsynced = true,
                 Job::Purge { group, upto } => {
                     // All at once: the batches exist for the sake of latency.
                     while store.purge(group, upto).unwrap_or(false) {}
@@ -214,8 +215,8 @@ async fn run(
         }
         let pace = life.pace();
         if pace.acknowledged_early {
-            for job in waiting {
-                finish(job, Ok(()));
+            for waiter in waiting {
+                waiter.tell(Ok(()));
             }
             // And is synced some time.
             if let Ok(mark) = life.mark() {
@@ -244,8 +245,8 @@ async fn run(
             fault.send_replace(Some(error.to_string()));
         }
         let failed = fault.borrow().clone();
-        for job in waiting {
-            finish(job, failed.as_deref().map_or(Ok(()), Err));
+        for waiter in waiting {
+            waiter.tell(failed.as_deref().map_or(Ok(()), Err));
         }
         if stop || failed.is_some() {
             return;

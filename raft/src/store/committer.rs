@@ -1,5 +1,5 @@
 //! The one thread that makes the log durable, for all groups.
-//! It drains what is waiting, flushes once, syncs once, and only then tells everyone, in order.
+//! It drains what is waiting, writes it to the journal with one sync, and only then tells everyone, in order.
 //!
 //! Keeps *Acknowledged is on disk*: nobody is told before the sync returned without an error.
 //! Keeps *A failed sync is final*: after one, everything is refused and nothing is tried again, since the kernel may
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use super::journal::Body;
 use crate::ids::GroupId;
 use crate::metrics;
 use crate::types::Types;
@@ -25,19 +26,19 @@ const LAZY_ROUND: Duration = Duration::from_millis(100);
 
 /// What the thread works on.
 pub(crate) trait Durable: Send + 'static {
-    /// Returns when all that was written before the call is on the medium.
-    fn make_durable(&self) -> io::Result<()>;
+    /// Returns when these writes are on the medium, with all that it was given before.
+    fn make_durable(&self, bodies: &[Body]) -> io::Result<()>;
     /// Removes a batch of old entries. Returns whether there is more to remove.
     fn purge(&self, group: GroupId, upto: u64) -> io::Result<bool>;
 }
 
 pub(crate) enum Job {
-    /// Entries were written; openraft waits.
-    Append(IOFlushed<Types>),
-    /// Something was written; the sender waits.
-    Wait(oneshot::Sender<io::Result<()>>),
-    /// Something was written; nobody waits.
-    Lazy,
+    /// These entries were written; openraft waits.
+    Append(Vec<Body>, IOFlushed<Types>),
+    /// This was written, or will be; the sender waits.
+    Wait(Body, oneshot::Sender<io::Result<()>>),
+    /// This was written; nobody waits.
+    Lazy(Body),
     /// Entries up to and with this index are no longer needed.
     Purge { group: GroupId, upto: u64 },
     /// Make everything durable and end.
@@ -90,15 +91,18 @@ impl Committer {
 
     /// Hands a job over. When the thread has ended, the job comes to an end with an error.
     pub(crate) fn submit(&self, job: Job) {
-        if let Err(unsent) = self.send(job) {
-            finish(unsent, Err("the log is closed"));
-        }
+        let waiter = match self.send(job) {
+            Err(Job::Append(_, done)) => Waiter::Openraft(done),
+            Err(Job::Wait(_, done)) => Waiter::Task(done),
+            Ok(()) | Err(Job::Lazy(_) | Job::Purge { .. } | Job::Stop) => return,
+        };
+        waiter.tell(Err("the log is closed"));
     }
 
-    /// Returns when all that was written before the call is on the medium.
-    pub(crate) async fn durable(&self) -> io::Result<()> {
+    /// Returns when this is on the medium, with all that was handed over before.
+    pub(crate) async fn durable(&self, body: Body) -> io::Result<()> {
         let (done, answer) = oneshot::channel();
-        self.submit(Job::Wait(done));
+        self.submit(Job::Wait(body, done));
         answer.await.unwrap_or_else(|_| Err(io::Error::other("the log is closed")))
     }
 
@@ -126,11 +130,12 @@ impl Committer {
 
 fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<String>>) {
     let fsyncs = metrics::fsyncs();
-    let mut unsynced = false;
+    // What the next round writes, in the order in which it came.
+    let mut bodies: Vec<Body> = Vec::new();
     let mut purges: Vec<(GroupId, u64)> = Vec::new();
     loop {
         // While old entries wait to be removed, rounds follow each other; otherwise the thread sleeps.
-        let first = if unsynced || !purges.is_empty() {
+        let first = if !bodies.is_empty() || !purges.is_empty() {
             match queue.recv_timeout(if purges.is_empty() { LAZY_ROUND } else { Duration::ZERO }) {
                 Ok(job) => Some(job),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -144,16 +149,25 @@ fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<
         let mut stop = false;
         for job in first.into_iter().chain(std::iter::from_fn(|| queue.try_recv().ok())) {
             match job {
-                Job::Append(_) | Job::Wait(_) => waiting.push(job),
-                Job::Lazy => unsynced = true,
+                Job::Append(entries, done) => {
+                    bodies.extend(entries);
+                    waiting.push(Waiter::Openraft(done));
+                }
+                Job::Wait(body, done) => {
+                    bodies.push(body);
+                    waiting.push(Waiter::Task(done));
+                }
+                Job::Lazy(body) => bodies.push(body),
                 Job::Purge { group, upto } => purges.push((group, upto)),
                 Job::Stop => stop = true,
             }
         }
-        if fault.borrow().is_none() && (!waiting.is_empty() || stop || (idle && unsynced && purges.is_empty())) {
-            unsynced = false;
+        // What says that entries are purged comes before their removal: an older word of it may stand in the journal.
+        let due = !waiting.is_empty() || stop || (!bodies.is_empty() && (idle || !purges.is_empty()));
+        if fault.borrow().is_none() && due {
             let began = Instant::now();
-            let durable = disk.make_durable();
+            let durable = disk.make_durable(&bodies);
+            bodies.clear();
             fsyncs.record(began.elapsed());
             if let Err(error) = durable {
                 tracing::error!(%error, "the log cannot be made durable: this node stops serving its groups");
@@ -161,14 +175,14 @@ fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<
             }
         }
         let failed = fault.borrow().clone();
-        for job in waiting {
-            finish(job, failed.as_deref().map_or(Ok(()), Err));
+        for waiter in waiting {
+            waiter.tell(failed.as_deref().map_or(Ok(()), Err));
         }
         if stop {
             return;
         }
         if failed.is_some() {
-            (unsynced, purges) = (false, Vec::new());
+            (bodies, purges) = (Vec::new(), Vec::new());
         } else if let Some(&(group, upto)) = purges.first() {
             match disk.purge(group, upto) {
                 Ok(true) => {}
@@ -179,18 +193,24 @@ fn run(disk: &impl Durable, queue: &Receiver<Job>, fault: &watch::Sender<Option<
                     purges.remove(0);
                 }
             }
-            unsynced = true;
         }
     }
 }
 
-pub(crate) fn finish(job: Job, result: Result<(), &str>) {
-    let result = result.map_err(|why| io::Error::other(why.to_owned()));
-    match job {
-        Job::Append(done) => done.io_completed(result),
-        // Whoever waited may have gone.
-        Job::Wait(done) => drop(done.send(result)),
-        Job::Lazy | Job::Purge { .. } | Job::Stop => {}
+/// Whoever waits for a round.
+pub(crate) enum Waiter {
+    Openraft(IOFlushed<Types>),
+    Task(oneshot::Sender<io::Result<()>>),
+}
+
+impl Waiter {
+    pub(crate) fn tell(self, result: Result<(), &str>) {
+        let result = result.map_err(|why| io::Error::other(why.to_owned()));
+        match self {
+            Self::Openraft(done) => done.io_completed(result),
+            // Whoever waited may have gone.
+            Self::Task(done) => drop(done.send(result)),
+        }
     }
 }
 
@@ -210,7 +230,7 @@ mod tests {
     }
 
     impl Durable for Gate {
-        fn make_durable(&self) -> io::Result<()> {
+        fn make_durable(&self, _: &[Body]) -> io::Result<()> {
             self.syncs.fetch_add(1, Ordering::SeqCst);
             self.permits.recv_timeout(Duration::from_secs(10)).map_err(io::Error::other)?
         }
@@ -238,7 +258,7 @@ mod tests {
     async fn an_acknowledgement_waits_for_the_sync() {
         let (committer, permit, syncs) = gated();
         let (done, mut answer) = Types::oneshot();
-        committer.submit(Job::Append(IOFlushed::signal(done)));
+        committer.submit(Job::Append(Vec::new(), IOFlushed::signal(done)));
         until("the sync was never asked for", || syncs.load(Ordering::SeqCst) == 1).await;
         assert!((&mut answer).now_or_never().is_none(), "acknowledged while the sync was still running");
         permit.send(Ok(())).unwrap();
@@ -252,7 +272,7 @@ mod tests {
         let (committer, permit, syncs) = gated();
         let ask = || {
             let (done, answer) = oneshot::channel();
-            committer.submit(Job::Wait(done));
+            committer.submit(Job::Wait(Body::default(), done));
             answer
         };
         let first = ask();
@@ -273,11 +293,11 @@ mod tests {
     async fn a_failed_sync_is_never_acknowledged_and_never_retried() {
         let (committer, permit, syncs) = gated();
         permit.send(Err(io::Error::other("no medium"))).unwrap();
-        assert!(committer.durable().await.unwrap_err().to_string().contains("no medium"));
-        assert!(committer.durable().await.is_err());
+        assert!(committer.durable(Body::default()).await.unwrap_err().to_string().contains("no medium"));
+        assert!(committer.durable(Body::default()).await.is_err());
         assert!(committer.failed().unwrap().contains("no medium"));
         committer.stop();
-        assert!(committer.durable().await.is_err());
+        assert!(committer.durable(Body::default()).await.is_err());
         assert_eq!(syncs.load(Ordering::SeqCst), 1);
     }
 }

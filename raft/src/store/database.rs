@@ -6,7 +6,10 @@ use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
 
+use parking_lot::Mutex;
 use sled::IVec;
+
+use super::journal::Journal;
 
 /// Writes that take effect together.
 #[derive(Debug, Default, Clone)]
@@ -119,10 +122,9 @@ impl DoubleEndedIterator for Range {
 /// What the trees lie on.
 pub(crate) enum Medium {
     Folder {
-        db: sled::Db,
-        /// A second handle of the database file: the database itself only asks for write-out, which is not safe from
-        /// power loss.
-        file: File,
+        /// What makes writes durable. Ends before the database does: its settler holds on to it.
+        journal: Mutex<Journal>,
+        _db: sled::Db,
         _lock: File,
     },
     #[cfg(feature = "sim")]

@@ -167,6 +167,12 @@ pub(crate) fn log_key(group: GroupId, index: u64, part: u8) -> [u8; 13] {
     key
 }
 
+/// The group and the index in a key of the log.
+pub(crate) fn group_and_index(key: &[u8]) -> io::Result<(GroupId, u64)> {
+    let group = key.first_chunk::<4>().ok_or_else(|| damaged("log key", &"too short"))?;
+    Ok((GroupId(u32::from_be_bytes(*group)), index_of(key)?))
+}
+
 /// The index in a key of the log.
 pub(crate) fn index_of(key: &[u8]) -> io::Result<u64> {
     let bytes: [u8; 8] =

@@ -18,8 +18,9 @@ use parking_lot::RwLock;
 
 use super::committer::Job;
 use super::database::Batch;
+use super::journal::{Body, Kind};
 use super::keys::{self, EntryReader, MetaKind, PlaceRecord, VoteRecord};
-use super::{Open, Store, remove_batch};
+use super::{Open, Store, cut};
 use crate::ids::GroupId;
 use crate::types::{Entry, LogId, Types, Vote};
 
@@ -84,9 +85,12 @@ impl GroupLog {
         Ok(Self { group, store: Arc::clone(store), state: Arc::new(RwLock::new(state)) })
     }
 
-    fn write_meta(&self, kind: MetaKind, record: &impl serde::Serialize) -> io::Result<()> {
-        let value = keys::encode_meta(record)?;
-        self.store.with(|open| open.meta.insert(keys::meta_key(self.group, kind), value))
+    /// Writes to the database; what it answers goes to the committer.
+    fn write_meta(&self, kind: MetaKind, record: &impl serde::Serialize) -> io::Result<Body> {
+        let (key, value) = (keys::meta_key(self.group, kind), keys::encode_meta(record)?);
+        let body = Body::of(Kind::Meta, &key, &value);
+        self.store.with(|open| open.meta.insert(key, value))?;
+        Ok(body)
     }
 
     /// Entries of `from..=to` that the log contains; stops early once `limit` bytes were read.
@@ -209,17 +213,17 @@ impl RaftLogStorage<Types> for GroupLog {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
-        self.write_meta(MetaKind::Vote, &VoteRecord::from(vote))?;
+        let body = self.write_meta(MetaKind::Vote, &VoteRecord::from(vote))?;
         self.state.write().vote = Some(*vote);
-        self.store.committer().durable().await
+        self.store.committer().durable(body).await
     }
 
     /// Becomes durable with the next round, at most a tenth of a second later: an older value only means that more is
     /// learnt from the leader after a restart.
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
         if let Some(committed) = committed {
-            self.write_meta(MetaKind::Committed, &PlaceRecord::from(&committed))?;
-            self.store.committer().submit(Job::Lazy);
+            let body = self.write_meta(MetaKind::Committed, &PlaceRecord::from(&committed))?;
+            self.store.committer().submit(Job::Lazy(body));
         }
         Ok(())
     }
@@ -237,10 +241,15 @@ impl RaftLogStorage<Types> for GroupLog {
     {
         let entries: Vec<Entry> = entries.into_iter().collect();
         let mut batch = Batch::default();
+        let mut bodies = Vec::with_capacity(entries.len());
         for entry in &entries {
+            let mut body = Body::default();
             for (part, value) in (0_u8..).zip(keys::encode_entry(entry)?) {
-                batch.insert(&keys::log_key(self.group, entry.log_id.index(), part), value);
+                let key = keys::log_key(self.group, entry.log_id.index(), part);
+                body.add(Kind::Log, &key, &value);
+                batch.insert(&key, value);
             }
+            bodies.push(body);
         }
         {
             let mut state = self.state.write();
@@ -258,34 +267,37 @@ impl RaftLogStorage<Types> for GroupLog {
                 state.tail_bytes -= bytes_of(&oldest);
             }
         }
-        self.store.committer().submit(Job::Append(callback));
+        self.store.committer().submit(Job::Append(bodies, callback));
         Ok(())
     }
 
+    /// The journal first: if the database lost entries that the journal still holds some of, opening would bring back those alone.
     async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
         let from = last.as_ref().map_or(0, |last| last.index() + 1);
+        self.store.committer().durable(Body::of(Kind::Cut, &keys::log_key(self.group, from, 0), &[])).await?;
         let mut state = self.state.write();
-        self.store.with(|open| {
-            let range = keys::log_key(self.group, from, 0)..=keys::log_key(self.group, u64::MAX, u8::MAX);
-            // In one batch, so that a crash leaves no hole and no half of an entry. What is cut off was never
-            // committed, so it is short.
-            remove_batch(&open.log, open.log.keys(range), usize::MAX).map(drop)
-        })?;
+        self.store.with(|open| cut(&open.log, self.group, from))?;
         let cut = state.tail.split_off(&from);
         state.tail_bytes -= cut.values().map(bytes_of).sum::<usize>();
         state.last = last.max(state.purged);
-        self.store.committer().submit(Job::Lazy);
         Ok(())
     }
 
-    /// What is purged cannot be read from here on; the committer removes it.
+    /// What is purged cannot be read from here on; the committer removes it. When nothing is left, the next entry may leave a gap behind the
+    /// last: it must not be in the database before the journal knows why.
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
-        self.write_meta(MetaKind::Purged, &PlaceRecord::from(&upto))?;
+        let body = self.write_meta(MetaKind::Purged, &PlaceRecord::from(&upto))?;
+        let whole = self.state.read().last.as_ref().is_none_or(|last| last.index() <= upto.index());
+        if whole {
+            self.store.committer().durable(body).await?;
+        } else {
+            self.store.committer().submit(Job::Lazy(body));
+        }
         let mut state = self.state.write();
         let keep = state.tail.split_off(&(upto.index() + 1));
         state.tail = keep;
         state.tail_bytes = state.tail.values().map(bytes_of).sum();
-        if state.last.as_ref().is_none_or(|last| last.index() <= upto.index()) {
+        if whole {
             state.last = Some(upto);
         }
         state.purged = Some(upto);

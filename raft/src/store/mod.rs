@@ -1,13 +1,14 @@
 //! A node's folder: who owns it, and the database of logs and votes in it.
 //!
 //! ```text
-//! <dir>/FORMAT                    "quarry-raft 1\nnode 3\n"
+//! <dir>/FORMAT                    "quarry-raft 2\nnode 3\n"
 //! <dir>/LOCK                      locked while a process uses the folder
 //! <dir>/log/                      sled database (keys.rs)
+//! <dir>/journal-{0,1}             its latest writes, synced before anyone is told (journal.rs)
 //! <dir>/snapshots/group-<g>/      snapshot files (snapshot.rs)
 //! ```
 //!
-//! The database holds logs and votes only. State machines live in memory: in the same database they make it grow
+//! The database holds logs and votes only, and is durable up to what the journal still holds. State machines live in memory: in the same database they make it grow
 //! without bound.
 
 pub(crate) mod committer;
@@ -15,8 +16,11 @@ pub(crate) mod committer;
 mod conformance;
 pub(crate) mod database;
 pub(crate) mod disk;
+pub(crate) mod journal;
 pub(crate) mod keys;
 pub(crate) mod log;
+#[cfg(test)]
+mod recovery;
 pub(crate) mod snapshot;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -24,15 +28,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use crate::config::{DiskSync, HostConfig};
+use crate::config::HostConfig;
 use crate::error::{Doing, RaftError};
 use crate::ids::{GroupId, RaftNodeId};
 use committer::{Committer, Durable};
 use database::{Batch, Medium, Tree};
+use journal::{Body, Kind, Opened};
 
-const FORMAT: &str = "quarry-raft 1";
+const FORMAT: &str = "quarry-raft 2";
+/// A folder from before there was a journal: its database alone is durable.
+const FORMAT_WITHOUT_JOURNAL: &str = "quarry-raft 1";
 /// How many keys one batch of a purge removes.
 const REMOVE_BATCH: usize = 1_000;
 
@@ -46,7 +53,6 @@ struct Open {
 /// Shared with the committer thread.
 struct Files {
     open: RwLock<Option<Open>>,
-    disk: Arc<dyn DiskSync>,
 }
 
 /// One node's log database and its committer.
@@ -61,21 +67,34 @@ impl Store {
         let dir = config.dir.clone();
         disk::create_dir(&dir).doing(|| format!("make {}", dir.display()))?;
         let lock = lock(&dir)?;
-        check_format(&dir, config.node)?;
+        let found = check_format(&dir, config.node)?;
         let path = dir.join("log");
         let open = || -> io::Result<Open> {
             let db =
                 sled::Config::new().path(&path).flush_every_ms(None).cache_capacity(config.log_cache_bytes).open()?;
             let (log, meta) = (db.open_tree("log")?, db.open_tree("meta")?);
             db.flush()?;
-            let file = File::open(path.join("db"))?;
-            file.sync_all()?;
+            File::open(path.join("db"))?.sync_all()?;
             disk::sync_dir(&path)?;
             disk::sync_dir(&dir)?;
-            Ok(Open { log: Tree::Sled(log), meta: Tree::Sled(meta), medium: Medium::Folder { db, file, _lock: lock } })
+            let (log, meta) = (Tree::Sled(log), Tree::Sled(meta));
+            // A second handle of the database file: its own `flush` only asks for write-out, which is not safe from power loss.
+            let (file, flushed, sync) = (File::open(path.join("db"))?, db.clone(), Arc::clone(&config.disk));
+            let settle = move || {
+                flushed.flush()?;
+                sync.sync_data(&file)
+            };
+            let again = |kind, key: &[u8], value: &[u8]| write_again(&log, &meta, kind, key, value);
+            let journal = Opened::open(&dir)?.begin(again, Box::new(settle), Arc::clone(&config.disk))?;
+            let medium = Medium::Folder { journal: Mutex::new(journal), _db: db, _lock: lock };
+            Ok(Open { log, meta, medium })
         };
         let open = open().doing(|| format!("open the log database {}", path.display()))?;
-        let files = Arc::new(Files { open: RwLock::new(Some(open)), disk: Arc::clone(&config.disk) });
+        if found == FORMAT_WITHOUT_JOURNAL {
+            // From here on a build that knows no journal must not open it.
+            write_format(&dir, config.node)?;
+        }
+        let files = Arc::new(Files { open: RwLock::new(Some(open)) });
         let committer = Committer::start(Arc::clone(&files)).doing(|| "start the committer thread".to_owned())?;
         Ok(Self { dir, files, committer })
     }
@@ -85,7 +104,7 @@ impl Store {
     pub(crate) fn simulated(config: &HostConfig, disk: &crate::sim::Disk) -> Self {
         let (log, meta, life) = disk.open();
         let open = Open { log: Tree::Memory(log), meta: Tree::Memory(meta), medium: Medium::Memory };
-        let files = Arc::new(Files { open: RwLock::new(Some(open)), disk: Arc::clone(&config.disk) });
+        let files = Arc::new(Files { open: RwLock::new(Some(open)) });
         let committer = crate::sim::disk::start_committer(Arc::clone(&files), life);
         Self { dir: config.dir.clone(), files, committer }
     }
@@ -116,12 +135,9 @@ impl Files {
 }
 
 impl Durable for Arc<Files> {
-    fn make_durable(&self) -> io::Result<()> {
+    fn make_durable(&self, bodies: &[Body]) -> io::Result<()> {
         self.with(|open| match &open.medium {
-            Medium::Folder { db, file, .. } => {
-                db.flush()?;
-                self.disk.sync_data(file)
-            }
+            Medium::Folder { journal, .. } => journal.lock().write(bodies),
             #[cfg(feature = "sim")]
             Medium::Memory => Ok(()),
         })
@@ -147,6 +163,25 @@ fn remove_batch(tree: &Tree, keys: impl Iterator<Item = io::Result<sled::IVec>>,
     Ok(count == limit)
 }
 
+/// Gives the database a write that the journal held.
+fn write_again(log: &Tree, meta: &Tree, kind: Kind, key: &[u8], value: &[u8]) -> io::Result<()> {
+    match kind {
+        Kind::Log => log.insert(key, value),
+        Kind::Meta => meta.insert(key, value),
+        Kind::Cut => {
+            let (group, from) = keys::group_and_index(key)?;
+            cut(log, group, from)
+        }
+    }
+}
+
+/// Ends a group's log before `from`. In one batch, so that a crash leaves no hole and no half of an entry. What is cut off was never
+/// committed, so it is short.
+fn cut(log: &Tree, group: GroupId, from: u64) -> io::Result<()> {
+    let range = keys::log_key(group, from, 0)..=keys::log_key(group, u64::MAX, u8::MAX);
+    remove_batch(log, log.keys(range), usize::MAX).map(drop)
+}
+
 fn lock(dir: &Path) -> Result<File, RaftError> {
     let path = dir.join("LOCK");
     let file = OpenOptions::new()
@@ -162,7 +197,14 @@ fn lock(dir: &Path) -> Result<File, RaftError> {
     }
 }
 
-fn check_format(dir: &Path, node: RaftNodeId) -> Result<(), RaftError> {
+fn write_format(dir: &Path, node: RaftNodeId) -> Result<(), RaftError> {
+    let path = dir.join("FORMAT");
+    disk::write_small(&path, format!("{FORMAT}\nnode {node}\n").as_bytes())
+        .doing(|| format!("write {}", path.display()))
+}
+
+/// The format of the folder; an empty one gets the newest.
+fn check_format(dir: &Path, node: RaftNodeId) -> Result<&'static str, RaftError> {
     let path = dir.join("FORMAT");
     let found = match std::fs::read_to_string(&path) {
         Ok(found) => found,
@@ -174,18 +216,18 @@ fn check_format(dir: &Path, node: RaftNodeId) -> Result<(), RaftError> {
                     found: "a log without a FORMAT file".to_owned(),
                 });
             }
-            return disk::write_small(&path, format!("{FORMAT}\nnode {node}\n").as_bytes())
-                .doing(|| format!("write {}", path.display()));
+            return write_format(dir, node).map(|()| FORMAT);
         }
         Err(error) => return Err(error).doing(|| format!("read {}", path.display())),
     };
     let mut lines = found.lines();
     let format = lines.next().unwrap_or_default();
     let owner = lines.next().and_then(|line| line.strip_prefix("node ")).and_then(|id| id.parse().ok());
-    match owner.map(RaftNodeId) {
-        Some(owner) if format == FORMAT => {
+    let known = [FORMAT, FORMAT_WITHOUT_JOURNAL].into_iter().find(|known| *known == format);
+    match (owner.map(RaftNodeId), known) {
+        (Some(owner), Some(known)) => {
             if owner == node {
-                Ok(())
+                Ok(known)
             } else {
                 Err(RaftError::WrongNode { dir: dir.to_owned(), expected: node, found: owner })
             }

@@ -152,9 +152,9 @@ async fn a_folder_is_for_one_process_one_node_and_one_format() {
     let (expected, found) = (RaftNodeId(2), RaftNodeId(1));
     assert!(matches!(&foreign, RaftError::WrongNode { expected: e, found: f, .. } if (*e, *f) == (expected, found)));
 
-    std::fs::write(path.join("FORMAT"), "quarry-raft 2\nnode 1\n").unwrap();
+    std::fs::write(path.join("FORMAT"), "quarry-raft 3\nnode 1\n").unwrap();
     let newer = Host::open(test_config(RaftNodeId(1), &path)).await.unwrap_err();
-    assert!(matches!(&newer, RaftError::WrongVersion { found, .. } if found == "quarry-raft 2"), "{newer}");
+    assert!(matches!(&newer, RaftError::WrongVersion { found, .. } if found == "quarry-raft 3"), "{newer}");
     std::fs::remove_file(path.join("FORMAT")).unwrap();
     let unnamed = Host::open(test_config(RaftNodeId(1), &path)).await.unwrap_err();
     assert!(matches!(unnamed, RaftError::WrongVersion { .. }), "{unnamed}");
