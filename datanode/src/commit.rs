@@ -29,7 +29,10 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    task::yield_now,
+    time::{Instant, timeout_at},
+};
 use tonic::Status;
 
 /// Bytes of entries in one part. Below a Raft command's limit by what the leader adds: batch signatures and the command's frame.
@@ -283,6 +286,10 @@ impl Commit {
         let deadline = Instant::now() + (left / CONFIRM_SHARE).min(CONFIRM_MAX);
         let asked = holders.iter().map(async |holder| {
             let answer = if *holder == self.node.id {
+                if holders.len() > 1 {
+                    // The questions to the others are on their way before this node checks for itself.
+                    yield_now().await;
+                }
                 self.ask_self(entries)
             } else {
                 match timeout_at(deadline, self.ask_other(*holder, entries, deadline)).await {

@@ -7,7 +7,7 @@ use crate::{
     timekeeper::{Timekeeper, stamp_due},
 };
 use quarry_proto::refusal::Refusal;
-use quarry_raft::{Group, GroupId, GroupStatus, Role, Term};
+use quarry_raft::{Group, GroupId, GroupStatus, Term};
 use quarry_wire::units::LogTime;
 use std::{sync::Arc, time::Duration};
 use tokio::{
@@ -57,13 +57,12 @@ impl<S: Replicated> Hosted<S> {
 
     /// The term that this node leads in and whose machine holds all that earlier leaders committed.
     pub(crate) fn leads(&self) -> Result<Term, Refusal> {
-        let status = self.group.status();
-        match (status.role, status.leader_since) {
-            (Role::Leader, Some(_)) => Ok(status.term),
-            (Role::Leader, None) => {
+        match self.group.leads() {
+            Some((term, Some(_))) => Ok(term),
+            Some((_, None)) => {
                 Err(door::not_ready(format!("the leader of group {} has just begun", self.id()), door::RETRY))
             }
-            _ => Err(door::not_leader(self.id(), status.leader)),
+            None => Err(door::not_leader(self.id(), self.group.status().leader)),
         }
     }
 

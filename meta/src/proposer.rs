@@ -311,6 +311,9 @@ impl<S: Replicated> Driver<S> {
 
 /// The term that this node leads in, once it has applied what earlier leaders committed.
 async fn office<S: Replicated>(group: Group<StateMachine<S>>) -> Result<Term, Refusal> {
+    if let Some((term, Some(_))) = group.leads() {
+        return Ok(term);
+    }
     let mut watch = group.watch();
     let settled_by = Instant::now() + SETTLING;
     loop {

@@ -16,7 +16,7 @@ use openraft::raft::{AppendEntriesRequest, ReadPolicy, TransferLeaderRequest, Vo
 use openraft::{BasicNode, Raft};
 use serde::Serialize;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::error::{LeaderHint, ProposeError, RaftError, ReadError};
 use crate::ids::{GroupId, LogIndex, RaftNodeId, Term};
@@ -28,7 +28,7 @@ use crate::status::GroupStatus;
 use crate::store::Store;
 use crate::store::snapshot::{SnapshotFile, Snapshots};
 use crate::transport::{Boxed, Port, decode, encode, pb};
-use crate::types::{Command, Reply, Snapshot, Types, Vote, term_of};
+use crate::types::{Command, Metrics, Reply, Snapshot, Types, Vote, term_of};
 
 pub(crate) type Node<M> = Raft<Types, Replica<M>>;
 
@@ -57,6 +57,31 @@ impl<M: Machine> Clone for Group<M> {
 impl<M: Machine> std::fmt::Debug for Group<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Group").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+/// How long progress of the log may take to show in the status that is watched; elections and faults show at once.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// What of openraft's metrics is no mere progress of the log.
+#[derive(PartialEq)]
+struct Office {
+    state: openraft::ServerState,
+    term: u64,
+    leader: Option<u64>,
+    members: Option<crate::types::LogId>,
+    running: bool,
+}
+
+impl Office {
+    fn of(metrics: &Metrics) -> Self {
+        Self {
+            state: metrics.state,
+            term: metrics.current_term,
+            leader: metrics.current_leader,
+            members: *metrics.membership_config.log_id(),
+            running: metrics.running_state.is_ok(),
+        }
     }
 }
 
@@ -91,7 +116,13 @@ impl<M: Machine> Group<M> {
         let meters = Arc::new(GroupMeters::new(id));
         let counting = Arc::clone(&meters);
         tokio::spawn(async move {
+            let mut office = Office::of(&metrics.borrow_watched());
             while metrics.changed().await.is_ok() && !publish.is_closed() {
+                let found = Office::of(&metrics.borrow_watched());
+                if std::mem::replace(&mut office, found) == office && fault.borrow().is_none() {
+                    // The log went on, and will do so a few more times for the same entry: whoever waits for its answer comes first.
+                    sleep(MOMENT).await;
+                }
                 let now = GroupStatus::new(id, &metrics.borrow_watched(), &watched, fault.borrow().as_deref());
                 publish.send_if_modified(|before| {
                     let changed = *before != now;
@@ -291,6 +322,18 @@ impl<M: Machine> Group<M> {
         GroupStatus::new(self.inner.id, &metrics.borrow_watched(), &self.inner.cell, fault.as_deref())
     }
 
+    /// The term that this node leads in, as far as it knows, and the entry with which that began, once it is applied: what of
+    /// [`Group::status`] every call at a leader asks for.
+    pub fn leads(&self) -> Option<(Term, Option<LogIndex>)> {
+        if self.inner.store.committer().has_failed() {
+            return None;
+        }
+        let metrics = self.inner.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        let leads = metrics.state == openraft::ServerState::Leader && metrics.running_state.is_ok();
+        leads.then(|| (Term(metrics.current_term), self.inner.cell.term_began(metrics.current_term)))
+    }
+
     /// Sets the gauges that tell where the group stands on this node. The application calls it before it shows its metrics.
     pub fn record_metrics(&self) {
         metrics::stand(&self.status());
@@ -306,7 +349,7 @@ impl<M: Machine> Group<M> {
         recent.map(|(id, _)| RaftNodeId(*id)).collect()
     }
 
-    /// The same, as it changes.
+    /// The same, as it changes; progress of the log shows a moment late.
     pub fn watch(&self) -> watch::Receiver<GroupStatus> {
         self.inner.status.clone()
     }

@@ -4,7 +4,7 @@
 //! bytes here. Nothing outside sees the Raft library that does the work, nor the database that holds logs and votes.
 //!
 //! What holds:
-//! - *Acknowledged is on disk*: a vote or an entry counts only after `fdatasync` of the log's file (`store/committer`).
+//! - *Acknowledged is on disk*: a vote or an entry counts only after `fdatasync` of the log's journal (`store/committer`).
 //! - *A failed sync is final*: nothing is acknowledged after it and nothing is tried again.
 //! - *An error proves little*: only refusals from before a command was handed to the log say that it was not applied
 //!   ([`ProposeError`]).

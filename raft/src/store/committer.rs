@@ -111,6 +111,11 @@ impl Committer {
         self.fault.borrow().clone()
     }
 
+    /// Whether nothing can be made durable any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.fault.borrow().is_some()
+    }
+
     /// The same, to wait for. Closed once the committer is gone.
     pub(crate) fn watch_failed(&self) -> watch::Receiver<Option<String>> {
         self.fault.subscribe()

@@ -36,8 +36,7 @@ fn main() -> ExitCode {
     let Some(command) = cli.command else {
         return Failure::usage("a command is missing").hint("quarry --help lists them").report(PROGRAM, cli.output);
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let result = match runtime {
+    let result = match runtime() {
         Ok(runtime) => runtime.block_on(Box::pin(run(command, cli.log_format, cli.output))),
         Err(wrong) => Err(Failure::error(wrong)),
     };
@@ -45,6 +44,17 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(PROGRAM, cli.output),
     }
+}
+
+/// The usual runtime, with as many worker threads as there are processors or the environment variable `TOKIO_WORKER_THREADS` says. Where there are two
+/// processors at most, one worker: a second would mostly be woken to find nothing left to do, and what blocks has threads of its own.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let said = std::env::var_os("TOKIO_WORKER_THREADS").is_some();
+    if !said && std::thread::available_parallelism().is_ok_and(|processors| processors.get() <= 2) {
+        runtime.worker_threads(1);
+    }
+    runtime.enable_all().build()
 }
 
 async fn run(command: Command, log_format: Option<LogFormat>, format: Format) -> Result<(), Failure> {
