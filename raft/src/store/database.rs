@@ -11,7 +11,7 @@ use sled::IVec;
 
 use super::journal::Journal;
 
-/// Writes that take effect together.
+/// Writes in order. Those that remove something are recovered together or not at all; of others a prefix may be.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Batch(Vec<(IVec, Option<IVec>)>);
 
@@ -54,6 +54,13 @@ impl Tree {
 
     pub(crate) fn apply(&self, batch: Batch) -> io::Result<()> {
         match self {
+            Self::Sled(tree) if batch.0.iter().all(|(_, value)| value.is_some()) => {
+                // For a batch of its own sled would write its buffer out twice, through all threads of its pool.
+                batch.0.into_iter().try_for_each(|(key, value)| {
+                    tree.insert(key, value.expect("just looked"))?;
+                    Ok(())
+                })
+            }
             Self::Sled(tree) => {
                 let mut writes = sled::Batch::default();
                 for (key, value) in batch.0 {

@@ -68,6 +68,7 @@ impl GroupLog {
                 Some(key) => keys::index_of(&key)?,
                 None => 0,
             };
+            drop_half_entry(open, group)?;
             let last = match open.log.keys(all).next_back().transpose()? {
                 Some(key) => Some(keys::index_of(&key)?),
                 None => None,
@@ -138,6 +139,21 @@ impl GroupLog {
 
 fn missing(group: GroupId, index: u64) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("entry {index} of group {group} is missing from the log"))
+}
+
+/// The process may have ended within an entry that it wrote: the database then has some of its parts. Nobody was told of such an entry, or the
+/// journal would have brought back the others, and it is the last one written.
+fn drop_half_entry(open: &Open, group: GroupId) -> io::Result<()> {
+    let all = keys::log_key(group, 0, 0)..=keys::log_key(group, u64::MAX, u8::MAX);
+    let Some(last) = open.log.keys(all).next_back().transpose()? else { return Ok(()) };
+    let index = keys::index_of(&last)?;
+    let mut parts = open.log.range(keys::log_key(group, index, 0)..=keys::log_key(group, index, u8::MAX));
+    let Some((_, first)) = parts.next().transpose()? else { return Ok(()) };
+    let mut reader = EntryReader::start(index, &first)?;
+    for part in parts {
+        reader.push(index, &part?.1)?;
+    }
+    if reader.is_complete() { Ok(()) } else { cut(&open.log, group, index) }
 }
 
 fn read_meta<T: serde::de::DeserializeOwned>(open: &Open, group: GroupId, kind: MetaKind) -> io::Result<Option<T>> {

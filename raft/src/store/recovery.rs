@@ -11,8 +11,8 @@ use openraft::type_config::TypeConfigExt;
 use openraft::{EntryPayload, RaftLogReader};
 use std::sync::Arc;
 
-use super::Store;
 use super::log::GroupLog;
+use super::{Store, keys};
 use crate::config::HostConfig;
 use crate::ids::{GroupId, RaftNodeId};
 use crate::types::{Command, Entry, LogId, Types, Vote, log_id};
@@ -148,6 +148,34 @@ async fn a_folder_copied_from_under_a_process_holds_all_that_was_acknowledged() 
         copy(&dir.path().join(&left), &dir.path().join(&seen));
         holds(&config(&seen), &models).await;
     }
+}
+
+#[tokio::test]
+async fn an_entry_of_which_only_some_parts_were_written_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = HostConfig { log_cache_bytes: 8 << 20, ..HostConfig::new(RaftNodeId(1), dir.path().join("node")) };
+    let mut models = GROUPS.map(|_| Model::default());
+    {
+        let store = Arc::new(Store::open(&config).unwrap());
+        let mut log = GroupLog::open(&store, GROUPS[0]).unwrap();
+        append(&mut log, &mut models[0], 3, 100).await;
+        let payload = EntryPayload::Normal(Command(Bytes::from(vec![1; 10_000])));
+        let parts = keys::encode_entry(&Entry { log_id: log_id(0, 4), payload }).unwrap();
+        assert_eq!(parts.len(), 3);
+        for (part, value) in (0..).zip(parts).take(2) {
+            store.with(|open| open.log.insert(keys::log_key(GROUPS[0], 4, part), value)).unwrap();
+        }
+        store.close();
+    }
+    holds(&config, &models).await;
+    // The place is free for another entry, a shorter one.
+    {
+        let store = Arc::new(Store::open(&config).unwrap());
+        let mut log = GroupLog::open(&store, GROUPS[0]).unwrap();
+        append(&mut log, &mut models[0], 1, 10).await;
+        store.close();
+    }
+    holds(&config, &models).await;
 }
 
 #[tokio::test]
