@@ -79,14 +79,15 @@ impl Client {
     /// Connects: learns of the cluster from any of its meta nodes, and checks that libfabric can be used.
     ///
     /// # Errors
-    /// [`ConnectError`] if nobody answers within [`Options::timeout`], what answers is another cluster, libfabric lacks the provider, or an
-    /// option cannot be.
+    /// [`ConnectError`] if nobody answers within [`Options::timeout`], what answers is another cluster, one side does not believe the other's
+    /// certificate, libfabric lacks the provider, or an option cannot be.
     pub async fn connect(cluster: Cluster, options: Options) -> Result<Self, ConnectError> {
         options.check()?;
         let deadline = Instant::now() + options.timeout;
+        let trust = cluster.trust().map_err(|wrong| ConnectError::Credentials { why: wrong.to_string() })?;
         let counters = Arc::new(Counters::default());
         let control =
-            Control::new(cluster, options.attempt_timeout, Arc::clone(&options.entropy), Arc::clone(&counters))?;
+            Control::new(cluster, trust, options.attempt_timeout, Arc::clone(&options.entropy), Arc::clone(&counters))?;
         control.describe(deadline).await?;
         let provider = match &options.provider {
             Some(name) => Provider::named(name)?,

@@ -5,9 +5,11 @@
 //! uuid = "00112233445566778899aabbccddeeff"
 //! root = "<64 hex digits: the public half of the root key>"
 //! metas = ["meta-1:7100", "meta-2:7100", "meta-3:7100"]
+//! credentials = "writer.pem"   # a path from this file's folder; or tls = "off" for a cluster that runs without TLS
 //! ```
-//! or `quarry://meta-1:7100,meta-2:7100,meta-3:7100?uuid=0011..&root=..`. Unknown keys are refused in both.
+//! or `quarry://meta-1:7100,meta-2:7100,meta-3:7100?uuid=0011..&root=..&credentials=..`. Unknown keys are refused in both.
 
+use quarry_trust::{CredentialsError, Trust};
 use quarry_wire::{ids::ClusterUuid, keyring::Keyring, signed::PublicKey};
 use serde::Deserialize;
 use std::{
@@ -28,6 +30,20 @@ pub struct Cluster {
     pub root: PublicKey,
     /// Its meta nodes, as `host:port`; at least one.
     pub metas: Vec<String>,
+    /// How this client proves who it is.
+    pub tls: Tls,
+}
+
+/// How a client proves who it is, and makes its servers prove it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Tls {
+    /// Nobody said: such a description serves to look at, not to connect.
+    #[default]
+    Unset,
+    /// With the credentials in this file.
+    Credentials(PathBuf),
+    /// Not at all: the cluster runs without TLS.
+    Off,
 }
 
 /// Why a description of a cluster cannot be used.
@@ -42,7 +58,9 @@ pub enum ClusterError {
         source: std::io::Error,
     },
     /// It is not the TOML that was expected.
-    #[error("the cluster file is not what was expected (version, uuid, root and metas, nothing else): {0}")]
+    #[error(
+        "the cluster file is not what was expected (version, uuid, root, metas and credentials or tls, nothing else): {0}"
+    )]
     Toml(Box<toml::de::Error>),
     /// A URL that does not begin with `quarry://`.
     #[error("expected quarry://host:port,host:port?uuid=..&root=.., found {found:?}")]
@@ -51,7 +69,7 @@ pub enum ClusterError {
         found: String,
     },
     /// A parameter that is not known, or stands there twice.
-    #[error("parameter {found:?} is unknown or stands there twice: the parameters are uuid and root")]
+    #[error("parameter {found:?} is unknown or stands there twice: the parameters are uuid, root, credentials and tls")]
     Parameter {
         /// Its name.
         found: String,
@@ -81,10 +99,12 @@ struct Written {
     uuid: String,
     root: String,
     metas: Vec<String>,
+    credentials: Option<PathBuf>,
+    tls: Option<String>,
 }
 
 impl Cluster {
-    /// Checks the parts.
+    /// Checks the parts. How to prove who one is can be said with [`Cluster::with_credentials`] or [`Cluster::without_tls`].
     ///
     /// # Errors
     /// [`ClusterError`] if there is no meta node, an address is not `host:port`, or the root key is no usable key.
@@ -106,7 +126,31 @@ impl Cluster {
                 found: root.to_string(),
             });
         }
-        Ok(Self { uuid, root, metas })
+        Ok(Self { uuid, root, metas, tls: Tls::Unset })
+    }
+
+    /// The same, with the credentials in this file.
+    #[must_use]
+    pub fn with_credentials(self, file: impl Into<PathBuf>) -> Self {
+        Self { tls: Tls::Credentials(file.into()), ..self }
+    }
+
+    /// The same, for a cluster that runs without TLS.
+    #[must_use]
+    pub fn without_tls(self) -> Self {
+        Self { tls: Tls::Off, ..self }
+    }
+
+    /// How to prove who one is to this cluster, and whom to believe.
+    ///
+    /// # Errors
+    /// [`CredentialsError`] if nobody said, or the credentials cannot be used.
+    pub fn trust(&self) -> Result<Trust, CredentialsError> {
+        match &self.tls {
+            Tls::Unset => Err(CredentialsError::Unset { cluster: self.uuid }),
+            Tls::Credentials(file) => Trust::mutual(file, self.uuid, self.root),
+            Tls::Off => Ok(Trust::off()),
+        }
     }
 
     /// Reads a cluster file.
@@ -117,10 +161,14 @@ impl Cluster {
         let path = path.as_ref();
         let text =
             std::fs::read_to_string(path).map_err(|source| ClusterError::File { path: path.to_owned(), source })?;
-        Self::from_toml(&text)
+        let mut cluster = Self::from_toml(&text)?;
+        if let Tls::Credentials(file) = &mut cluster.tls {
+            *file = path.parent().unwrap_or_else(|| Path::new("")).join(&*file);
+        }
+        Ok(cluster)
     }
 
-    /// Reads the text of a cluster file.
+    /// Reads the text of a cluster file. A relative path of credentials stays as it is.
     ///
     /// # Errors
     /// [`ClusterError`] if it is not such a text.
@@ -130,7 +178,8 @@ impl Cluster {
             let found = written.version.to_string();
             return Err(ClusterError::Value { what: "version", expected: "1, the only one this build reads", found });
         }
-        Self::new(uuid(&written.uuid)?, root(&written.root)?, written.metas)
+        let cluster = Self::new(uuid(&written.uuid)?, root(&written.root)?, written.metas)?;
+        Ok(Self { tls: tls(written.credentials, written.tls.as_deref())?, ..cluster })
     }
 
     /// Reads `quarry://host:port,host:port?uuid=..&root=..`.
@@ -142,12 +191,14 @@ impl Cluster {
             .strip_prefix("quarry://")
             .ok_or_else(|| ClusterError::Scheme { found: url.chars().take(40).collect() })?;
         let (hosts, parameters) = rest.split_once('?').unwrap_or((rest, ""));
-        let (mut named_uuid, mut named_root) = (None, None);
+        let (mut named_uuid, mut named_root, mut credentials, mut named_tls) = (None, None, None, None);
         for pair in parameters.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let slot = match name {
                 "uuid" => &mut named_uuid,
                 "root" => &mut named_root,
+                "credentials" => &mut credentials,
+                "tls" => &mut named_tls,
                 _ => return Err(ClusterError::Parameter { found: name.to_owned() }),
             };
             if slot.replace(value).is_some() {
@@ -157,7 +208,8 @@ impl Cluster {
         let named_uuid = named_uuid.ok_or(ClusterError::Missing { what: "uuid" })?;
         let named_root = named_root.ok_or(ClusterError::Missing { what: "root" })?;
         let metas = hosts.trim_end_matches('/').split(',').filter(|host| !host.is_empty()).map(str::to_owned).collect();
-        Self::new(uuid(named_uuid)?, root(named_root)?, metas)
+        let cluster = Self::new(uuid(named_uuid)?, root(named_root)?, metas)?;
+        Ok(Self { tls: tls(credentials.map(PathBuf::from), named_tls)?, ..cluster })
     }
 
     /// The text of its cluster file.
@@ -169,14 +221,23 @@ impl Cluster {
             self.uuid,
             self.root,
             metas.join(", ")
-        )
+        ) + &match &self.tls {
+            Tls::Unset => String::new(),
+            Tls::Credentials(file) => format!("credentials = {:?}\n", file.display().to_string()),
+            Tls::Off => "tls = \"off\"\n".to_owned(),
+        }
     }
 }
 
 /// The URL form.
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "quarry://{}?uuid={}&root={}", self.metas.join(","), self.uuid, self.root)
+        write!(f, "quarry://{}?uuid={}&root={}", self.metas.join(","), self.uuid, self.root)?;
+        match &self.tls {
+            Tls::Unset => Ok(()),
+            Tls::Credentials(file) => write!(f, "&credentials={}", file.display()),
+            Tls::Off => f.write_str("&tls=off"),
+        }
     }
 }
 
@@ -195,6 +256,18 @@ fn uuid(text: &str) -> Result<ClusterUuid, ClusterError> {
         expected: "32 hex digits",
         found: text.to_owned(),
     })
+}
+
+fn tls(credentials: Option<PathBuf>, tls: Option<&str>) -> Result<Tls, ClusterError> {
+    match (credentials, tls) {
+        (None, None) => Ok(Tls::Unset),
+        (Some(file), None) => Ok(Tls::Credentials(file)),
+        (None, Some("off")) => Ok(Tls::Off),
+        (_, Some(found)) => {
+            let expected = "\"off\", or absent where there are credentials";
+            Err(ClusterError::Value { what: "tls", expected, found: found.to_owned() })
+        }
+    }
 }
 
 fn root(text: &str) -> Result<PublicKey, ClusterError> {
@@ -220,6 +293,26 @@ mod tests {
         assert_eq!(Cluster::from_file(&path).unwrap(), cluster);
         assert_eq!(Cluster::parse(&cluster.to_string()).unwrap(), cluster);
         assert!(matches!(Cluster::from_file(folder.path().join("none")), Err(ClusterError::File { .. })));
+        for cluster in [cluster.clone().without_tls(), cluster.with_credentials(folder.path().join("writer.pem"))] {
+            std::fs::write(&path, cluster.to_toml()).unwrap();
+            assert_eq!(Cluster::from_file(&path).unwrap(), cluster);
+            assert_eq!(Cluster::parse(&cluster.to_string()).unwrap(), cluster);
+        }
+    }
+
+    #[test]
+    fn credentials_lie_beside_the_cluster_file_and_without_any_nobody_connects() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cluster.toml");
+        std::fs::write(&path, cluster().with_credentials("writer.pem").to_toml()).unwrap();
+        let read = Cluster::from_file(&path).unwrap();
+        assert_eq!(read.tls, Tls::Credentials(folder.path().join("writer.pem")));
+        assert!(matches!(read.trust(), Err(CredentialsError::Io { .. })));
+        assert!(matches!(cluster().trust(), Err(CredentialsError::Unset { .. })));
+        let both = cluster().without_tls().to_toml() + "credentials = \"writer.pem\"\n";
+        assert!(matches!(Cluster::from_toml(&both), Err(ClusterError::Value { what: "tls", .. })));
+        let other = cluster().to_toml() + "tls = \"on\"\n";
+        assert!(matches!(Cluster::from_toml(&other), Err(ClusterError::Value { what: "tls", .. })));
     }
 
     #[test]

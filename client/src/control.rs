@@ -17,6 +17,7 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, control_client::ControlClient, data_node_client::DataNodeClient},
 };
+use quarry_trust::{Expect, Trust};
 use quarry_wire::{ids::NodeId, keyring::Keyring, limits::MESSAGE_BYTES_MAX};
 use std::{
     collections::HashMap,
@@ -50,7 +51,8 @@ pub(crate) struct Control {
     attempt: Duration,
     entropy: Arc<dyn Entropy>,
     counters: Arc<Counters>,
-    channels: Mutex<HashMap<String, Channel>>,
+    trust: Trust,
+    channels: Mutex<HashMap<String, (Expect, Channel)>>,
     /// Address of the leader last heard of, per group.
     leaders: Mutex<HashMap<u32, String>>,
     /// Latest log time that a group's replies carried, in milliseconds.
@@ -62,6 +64,7 @@ pub(crate) struct Control {
 impl Control {
     pub(crate) fn new(
         cluster: Cluster,
+        trust: Trust,
         attempt: Duration,
         entropy: Arc<dyn Entropy>,
         counters: Arc<Counters>,
@@ -75,12 +78,18 @@ impl Control {
             attempt,
             entropy,
             counters,
+            trust,
             channels: Mutex::default(),
             leaders: Mutex::default(),
             applied_ms: Mutex::default(),
             view: RwLock::new(View::new(keyring)),
             next_meta,
         })
+    }
+
+    /// How this client proves who it is.
+    pub(crate) fn trust(&self) -> &Trust {
+        &self.trust
     }
 
     /// What is believed now. Never held across an await.
@@ -158,10 +167,10 @@ impl Control {
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
-        let client = ControlClient::with_interceptor(self.channel(address)?, Announce)
+        let client = ControlClient::with_interceptor(self.channel(address, Expect::META)?, Announce)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let until = deadline.min(Instant::now() + self.attempt);
-        self.once(method, message, until, |request| send(client.clone(), request)).await
+        self.once(address, method, message, until, |request| send(client.clone(), request)).await
     }
 
     /// One attempt at one data node, until `deadline`.
@@ -188,13 +197,14 @@ impl Control {
                 })?
             }
         };
-        let client = DataNodeClient::with_interceptor(self.channel(&address)?, Announce)
+        let client = DataNodeClient::with_interceptor(self.channel(&address, Expect::data_node(node))?, Announce)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        self.once(method, message, deadline, |request| send(client.clone(), request)).await
+        self.once(&address, method, message, deadline, |request| send(client.clone(), request)).await
     }
 
     async fn once<Q, R, F>(
         &self,
+        address: &str,
         method: &'static str,
         message: Q,
         until: Instant,
@@ -208,7 +218,10 @@ impl Control {
         self.counters.called(method);
         match timeout_at(until, send(request)).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(Fault::of(&status)),
+            Ok(Err(status)) => Err(match self.trust.distrust(address, &status) {
+                Some(why) => Fault::Distrust(why),
+                None => Fault::of(&status),
+            }),
             Err(_) => Err(Fault::TimedOut),
         }
     }
@@ -227,7 +240,7 @@ impl Control {
                     // A node that was not bootstrapped yet, or lags a generation behind: another may know more.
                     Err(error) => error,
                 },
-                Err(fault @ Fault::Refused(_))
+                Err(fault @ (Fault::Refused(_) | Fault::Distrust(_)))
                     if retry::after_call(&fault, attempt, Duration::MAX) == CallStep::GiveUp =>
                 {
                     return Err(fault.into_error("a meta node"));
@@ -360,17 +373,17 @@ impl Control {
         self.cluster.metas[next % self.cluster.metas.len()].clone()
     }
 
-    fn channel(&self, address: &str) -> Result<Channel, Fault> {
+    fn channel(&self, address: &str, expect: Expect) -> Result<Channel, Fault> {
         let mut channels = self.channels.lock();
-        if let Some(channel) = channels.get(address) {
+        if let Some((_, channel)) = channels.get(address).filter(|(expected, _)| *expected == expect) {
             return Ok(channel.clone());
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Fault::Transport(format!("{address} is no address: {error}")))?
             .connect_timeout(self.attempt)
             .tcp_nodelay(true);
-        let channel = endpoint.connect_lazy();
-        channels.insert(address.to_owned(), channel.clone());
+        let channel = endpoint.connect_with_connector_lazy(self.trust.connector(expect));
+        channels.insert(address.to_owned(), (expect, channel.clone()));
         Ok(channel)
     }
 }

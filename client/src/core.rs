@@ -66,7 +66,7 @@ pub(crate) struct Parts {
 impl Core {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
         let Parts { options, control, endpoints, write_window, read_window, values, counters } = parts;
-        let writer = WriterId::anonymous(options.entropy.bits().to_le_bytes());
+        let writer = control.trust().writer(options.entropy.bits().to_le_bytes());
         Arc::new(Self {
             salt: options.entropy.bits(),
             cache: Mutex::new(Cache::new(options.cache_entries)),

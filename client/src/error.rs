@@ -62,6 +62,12 @@ pub enum ConnectError {
     /// libfabric cannot be used on this machine.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// This client cannot prove who it is.
+    #[error("{why}")]
+    Credentials {
+        /// What is wrong with its credentials, and where others come from.
+        why: String,
+    },
     /// An option that cannot be.
     #[error("option {option} must be {expected}, found {found}")]
     Option {

@@ -44,7 +44,7 @@ mod write;
 
 pub use buffers::{Buffer, Buffers};
 pub use client::{Client, NamespaceSpec};
-pub use cluster::{Cluster, ClusterError};
+pub use cluster::{Cluster, ClusterError, Tls};
 pub use error::{CallError, CloseError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
 pub use host::{Clock, Entropy, SystemClock, SystemEntropy};
 pub use metrics::describe_metrics;

@@ -17,6 +17,8 @@ const PAUSE_FIRST: Duration = Duration::from_millis(5);
 const PAUSE_LONGEST: Duration = Duration::from_millis(400);
 /// Leader hints that are followed without a pause.
 const HINTS_AT_ONCE: u32 = 3;
+/// Further servers that are tried after one that is not trusted, or does not trust us.
+const DISTRUSTED_AGAIN: u32 = 2;
 /// A namespace that was just made may not have reached its shard yet.
 const NAMESPACE_SETTLES: Duration = Duration::from_secs(2);
 /// Rewrites after `StaleVersion` before it is reported.
@@ -34,6 +36,8 @@ pub(crate) fn pause(attempt: u32) -> Duration {
 pub(crate) enum Fault {
     /// A typed refusal.
     Refused(Box<Refusal>),
+    /// The call was never sent: one side of the connection does not trust the other.
+    Distrust(String),
     /// No answer, and nobody knows why: the network, the process.
     Transport(String),
     /// No answer in the time of this attempt.
@@ -52,6 +56,7 @@ impl Fault {
     pub(crate) fn leaves_unsure(&self) -> bool {
         match self {
             Self::Transport(_) | Self::TimedOut => true,
+            Self::Distrust(_) => false,
             Self::Refused(refusal) => matches!(**refusal, Refusal::Indeterminate(_)),
         }
     }
@@ -61,7 +66,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(refusal) => refusal.fmt(f),
-            Self::Transport(text) => f.write_str(text),
+            Self::Distrust(text) | Self::Transport(text) => f.write_str(text),
             Self::TimedOut => f.write_str("no answer in time"),
         }
     }
@@ -79,6 +84,7 @@ impl Fault {
                 Refusal::Untrusted(it) => CallError::Untrusted { why: it.why },
                 other => CallError::Refused(Box::new(other)),
             },
+            Self::Distrust(why) => CallError::Untrusted { why },
             Self::Transport(last) => CallError::Unreachable { what: what.to_owned(), last },
             Self::TimedOut => CallError::Unreachable { what: what.to_owned(), last: "no answer in time".to_owned() },
         }
@@ -97,7 +103,13 @@ pub(crate) enum CallStep {
 /// Decides after attempt number `attempt` (from 0) of a call failed, `elapsed` after the first began.
 pub(crate) fn after_call(fault: &Fault, attempt: u32, elapsed: Duration) -> CallStep {
     let again = |after| CallStep::Again { leader: None, after };
-    let Fault::Refused(refusal) = fault else { return again(pause(attempt)) };
+    let refusal = match fault {
+        // The certificate of one server may have expired while those of the others have not; ours is the same for all.
+        Fault::Distrust(_) if attempt < DISTRUSTED_AGAIN => return again(Duration::ZERO),
+        Fault::Distrust(_) => return CallStep::GiveUp,
+        Fault::Transport(_) | Fault::TimedOut => return again(pause(attempt)),
+        Fault::Refused(refusal) => refusal,
+    };
     match &**refusal {
         Refusal::NotLeader(it) if !it.address.is_empty() => {
             let after = if attempt < HINTS_AT_ONCE { Duration::ZERO } else { pause(attempt) };
@@ -128,6 +140,8 @@ pub(crate) fn after_commit(fault: &Fault, attempt: u32, holders: usize) -> Commi
     let after = if all_asked { pause(u32::try_from(round).unwrap_or(u32::MAX)) } else { Duration::ZERO };
     match fault {
         Fault::Transport(_) | Fault::TimedOut => CommitStep::SameSlot { after },
+        Fault::Distrust(_) if !all_asked => CommitStep::SameSlot { after },
+        Fault::Distrust(_) => CommitStep::Stop,
         Fault::Refused(refusal) => match **refusal {
             Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::TooManyRequests(_) | Refusal::Indeterminate(_) => {
                 CommitStep::SameSlot { after }

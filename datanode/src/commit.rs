@@ -324,7 +324,7 @@ impl Commit {
             writer: Bytes::copy_from_slice(&self.writer.0),
             entries: entries.to_vec(),
         };
-        let reply = match metas::data_node(&self.node.peers, &address) {
+        let reply = match metas::data_node(&self.node.peers, holder, &address) {
             Ok(mut client) => client.confirm(with_timeout(request, deadline)).await,
             Err(status) => Err(status),
         };

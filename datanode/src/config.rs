@@ -1,6 +1,7 @@
 //! What a data node is told when it starts, checked once, at the door.
 
 use crate::DataNodeError;
+use quarry_trust::Trust;
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{ClusterUuid, NodeId},
@@ -40,6 +41,8 @@ pub struct DataNodeConfig {
     pub key: SecretKey,
     /// What the root signed for that key, in the role of a data node.
     pub certificate: Signed<Certificate>,
+    /// How it proves who it is, and whom it lets in.
+    pub trust: Trust,
     /// Size of each region in bytes, 1 MiB to 16 GiB.
     pub region_bytes: Vec<u64>,
     /// Touch all memory at the start: no page fault later, and too little memory shows at once.
@@ -101,6 +104,11 @@ impl DataNodeConfig {
         }
         if said.key != self.key.public() {
             return wrong("certificate", &format!("one for the key {}", self.key.public()), said.key.to_string());
+        }
+        if let Some(identity) = self.trust.identity()
+            && identity.node_as(Role::DataNode) != Some(self.node)
+        {
+            return wrong("credentials", &format!("those of {} as datanode", self.node), identity.to_string());
         }
         Ok(())
     }

@@ -10,7 +10,8 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, control_client::ControlClient, data_node_client::DataNodeClient, registry_client::RegistryClient},
 };
-use quarry_wire::limits::MESSAGE_BYTES_MAX;
+use quarry_trust::{Expect, Trust};
+use quarry_wire::{ids::NodeId, limits::MESSAGE_BYTES_MAX};
 use std::{collections::BTreeMap, time::Duration};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::{
@@ -36,16 +37,20 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(500);
 const CHANNELS_MAX: usize = 1024;
 
 /// Channels, one per address.
-#[derive(Default)]
 pub(crate) struct Channels {
-    open: Mutex<BTreeMap<String, Channel>>,
+    trust: Trust,
+    open: Mutex<BTreeMap<String, (Expect, Channel)>>,
 }
 
 impl Channels {
-    /// The channel to `host:port`; connects when it is first used.
-    pub(crate) fn to(&self, address: &str) -> Result<Link, Status> {
+    pub(crate) fn new(trust: Trust) -> Self {
+        Self { trust, open: Mutex::default() }
+    }
+
+    /// The channel to `host:port`, where `expect` must be; connects when it is first used.
+    pub(crate) fn to(&self, address: &str, expect: Expect) -> Result<Link, Status> {
         let mut open = self.open.lock();
-        if let Some(channel) = open.get(address) {
+        if let Some((_, channel)) = open.get(address).filter(|(expected, _)| *expected == expect) {
             return Ok(InterceptedService::new(channel.clone(), Announce));
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
@@ -55,11 +60,11 @@ impl Channels {
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEPALIVE_EVERY)
             .keep_alive_timeout(KEEPALIVE_MAX)
-            .connect_lazy();
+            .connect_with_connector_lazy(self.trust.connector(expect));
         if open.len() >= CHANNELS_MAX {
             open.clear();
         }
-        open.insert(address.to_owned(), channel.clone());
+        open.insert(address.to_owned(), (expect, channel.clone()));
         Ok(InterceptedService::new(channel, Announce))
     }
 }
@@ -84,8 +89,8 @@ pub(crate) enum LeaderCallError {
 }
 
 impl Metas {
-    pub(crate) fn new(addresses: Vec<String>) -> Self {
-        Self { addresses, channels: Channels::default(), leaders: Mutex::default() }
+    pub(crate) fn new(addresses: Vec<String>, trust: Trust) -> Self {
+        Self { addresses, channels: Channels::new(trust), leaders: Mutex::default() }
     }
 
     pub(crate) fn addresses(&self) -> &[String] {
@@ -93,12 +98,12 @@ impl Metas {
     }
 
     pub(crate) fn control(&self, address: &str) -> Result<ControlClient<Link>, Status> {
-        let client = ControlClient::new(self.channels.to(address)?);
+        let client = ControlClient::new(self.channels.to(address, Expect::META)?);
         Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
     }
 
     pub(crate) fn registry(&self, address: &str) -> Result<RegistryClient<Link>, Status> {
-        let client = RegistryClient::new(self.channels.to(address)?);
+        let client = RegistryClient::new(self.channels.to(address, Expect::META)?);
         Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
     }
 
@@ -202,7 +207,7 @@ pub(crate) fn with_timeout<T>(message: T, deadline: Instant) -> Request<T> {
 }
 
 /// A client of another data node.
-pub(crate) fn data_node(channels: &Channels, address: &str) -> Result<DataNodeClient<Link>, Status> {
-    let client = DataNodeClient::new(channels.to(address)?);
+pub(crate) fn data_node(channels: &Channels, node: NodeId, address: &str) -> Result<DataNodeClient<Link>, Status> {
+    let client = DataNodeClient::new(channels.to(address, Expect::data_node(node))?);
     Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
 }

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use quarry_fabric::{EndpointConfig, Memory, Provider};
 use quarry_proto::counters::Counters;
+use quarry_trust::Trust;
 use quarry_wire::{
     ids::{FeedNumber, Generation, Incarnation, NodeId, RegionId, RegionIndex},
     keyring::{Keyring, TrustError},
@@ -65,6 +66,7 @@ pub(crate) struct Node {
     pub(crate) meters: Meters,
     pub(crate) admin_address: Option<String>,
     pub(crate) regions: Vec<RegionSeat>,
+    pub(crate) trust: Trust,
     /// Set once: no grant is armed any more.
     pub(crate) draining: AtomicBool,
     pub(crate) standing: watch::Sender<Standing>,
@@ -216,13 +218,14 @@ impl DataNode {
             heartbeat: config.heartbeat,
             holdings: Mutex::new(holdings),
             membership,
-            metas: Metas::new(config.metas),
-            peers: Channels::default(),
+            metas: Metas::new(config.metas, config.trust.clone()),
+            peers: Channels::new(config.trust.clone()),
             clock: Clock::start(),
             counters: Counters::default(),
             meters: Meters::new(),
             admin_address: config.admin_address,
             regions,
+            trust: config.trust,
             draining: AtomicBool::new(false),
             standing: watch::Sender::new(Standing::default()),
             refreshed: tokio::sync::Mutex::new(None),

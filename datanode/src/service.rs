@@ -17,6 +17,7 @@ use quarry_proto::{
         data_node_server::{DataNode, DataNodeServer},
     },
 };
+use quarry_trust::Caller;
 use quarry_wire::{
     grant::{Class, Grant},
     limits::MESSAGE_BYTES_MAX,
@@ -58,13 +59,14 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, drain: Cancell
     let server = Server::builder()
         .layer(Telemetry::new(entropy::key()))
         .layer(node.counters.clone())
+        .layer(node.trust.guard())
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(KEEPALIVE_MAX))
         .add_service(health_server)
         .add_service(InterceptedService::new(service, Check))
         .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            node.trust.incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
             drain.clone().cancelled_owned(),
         );
     let watched = tokio::spawn(report_health(node, health, drain));
@@ -99,11 +101,13 @@ async fn report_health(node: Arc<Node>, health: HealthReporter, drain: Cancellat
 impl DataNode for Service {
     async fn arm(&self, request: Request<v1::ArmRequest>) -> Result<Response<v1::ArmReply>, Status> {
         let deadline = deadline(request.metadata());
+        let caller = Caller::of(request.extensions());
         let request = request.into_inner();
         if self.node.draining() {
             return Err(not_ready("the node is stopping", 1_000).into());
         }
         let writer = convert::writer_id(&request.writer)?;
+        caller.is_writer(writer, "Arm")?;
         let signed = convert::signed::<Grant>(&request.grant)?;
         tracing::Span::current().record("shard", signed.statement.id.shard.0);
         let grant = self.node.verify(signed, deadline).await.map_err(|error| untrusted(&error))?;
@@ -124,7 +128,9 @@ impl DataNode for Service {
 
     async fn commit(&self, request: Request<v1::CommitRequest>) -> Result<Response<v1::CommitReply>, Status> {
         let deadline = deadline(request.metadata());
+        let caller = Caller::of(request.extensions());
         let request = request.into_inner();
+        caller.is_writer(convert::writer_id(&request.writer)?, "Commit")?;
         let entries = request.entries.len();
         let reply = commit::commit(Arc::clone(&self.node), request, deadline).await;
         self.node.meters.committed(entries, reply.is_ok());
@@ -143,9 +149,11 @@ impl DataNode for Service {
     }
 
     async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
+        let caller = Caller::of(request.extensions());
         let request = request.into_inner();
         let grant = convert::grant_id(request.grant)?;
         let writer = convert::writer_id(&request.writer)?;
+        caller.is_writer(writer, "Close")?;
         let closed = self.node.holdings.lock().close(self.node.clock.now(), grant, writer);
         closed.map_err(|why| confirm_refusal(&why))?;
         Ok(Response::new(v1::CloseReply {}))

@@ -2,6 +2,7 @@
 
 use crate::{clock::WallClock, error::MetaError};
 pub use quarry_raft::Timing;
+use quarry_trust::Trust;
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{ClusterUuid, NodeId},
@@ -32,6 +33,8 @@ pub struct MetaConfig {
     pub key: SecretKey,
     /// The certificate of that key.
     pub certificate: Signed<Certificate>,
+    /// How it proves who it is, and whom it lets in.
+    pub trust: Trust,
     /// Shards of the cluster; the same on every node, fixed when the cluster is made.
     pub shards: u32,
     /// Heartbeats and elections.
@@ -53,7 +56,7 @@ pub struct MetaConfig {
 }
 
 impl MetaConfig {
-    /// The usual settings for this node.
+    /// The usual settings for this node; `trust` says how others prove who they are.
     #[must_use]
     pub fn new(
         node: NodeId,
@@ -62,6 +65,7 @@ impl MetaConfig {
         root: PublicKey,
         key: SecretKey,
         certificate: Signed<Certificate>,
+        trust: Trust,
     ) -> Self {
         Self {
             node,
@@ -72,6 +76,7 @@ impl MetaConfig {
             root,
             key,
             certificate,
+            trust,
             shards: 1,
             timing: Timing::default(),
             snapshot_after_entries: 50_000,
@@ -109,6 +114,11 @@ impl MetaConfig {
                 said.role,
                 said.key
             )));
+        }
+        if let Some(identity) = self.trust.identity()
+            && identity.node_as(Role::Meta) != Some(self.node)
+        {
+            return Err(settings(format!("the credentials must be those of {} as meta, found {identity}", self.node)));
         }
         let mut keyring = Keyring::new(self.cluster, self.root).map_err(|source| MetaError::Trust { source })?;
         keyring.admit(&self.certificate).map_err(|source| MetaError::Trust { source })?;

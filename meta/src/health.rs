@@ -9,6 +9,7 @@ use quarry_proto::{
     protocol::Announce,
     v1::{self, control_client::ControlClient},
 };
+use quarry_trust::Expect;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -94,7 +95,8 @@ async fn look(core: &Core, links: &mut BTreeMap<String, Link>) -> Vec<bool> {
         if !links.contains_key(*address)
             && let Ok(endpoint) = Endpoint::from_shared(format!("http://{address}"))
         {
-            let channel = endpoint.connect_timeout(PATIENCE).connect_lazy();
+            let connector = core.config.trust.connector(Expect::META);
+            let channel = endpoint.connect_timeout(PATIENCE).connect_with_connector_lazy(connector);
             links.insert((*address).clone(), ControlClient::with_interceptor(channel, Announce));
         }
     }

@@ -21,9 +21,11 @@ use quarry_proto::{
     telemetry::Telemetry,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
-use quarry_raft::{GroupId, Host, HostConfig, RaftNodeId, Role, Timing};
+use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId, Role, Timing};
+use quarry_trust::{Caller, Expect};
 use quarry_wire::{
-    ids::{Generation, ShardId},
+    certificate,
+    ids::{Generation, NodeId, ShardId},
     limits::MESSAGE_BYTES_MAX,
 };
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
@@ -34,6 +36,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{
+    Request, Status,
     service::interceptor::InterceptedService,
     transport::{Server, server::TcpIncoming},
 };
@@ -84,7 +87,12 @@ impl MetaNode {
         let address = listener.local_addr().map_err(listening)?;
         let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
 
+        let trust = config.trust.clone();
         let host = Host::open(HostConfig {
+            connect: Arc::new(move |peer, endpoint| {
+                let connector = trust.connector(Expect::meta(NodeId(peer.0)));
+                Box::pin(async move { endpoint.connect_with_connector(connector).await })
+            }),
             timing: config.timing,
             snapshot_after_entries: config.snapshot_after_entries,
             entries_kept: config.entries_kept,
@@ -114,11 +122,12 @@ impl MetaNode {
         let router = Server::builder()
             .layer(Telemetry::new(core.config.wall.now_ms() << 20))
             .layer(core.counters.clone())
+            .layer(core.config.trust.guard())
             .max_concurrent_streams(STREAMS_PER_CONNECTION)
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .add_service(health_service)
-            .add_service(core.host.service())
+            .add_service(InterceptedService::new(core.host.service(), prove))
             .add_service(InterceptedService::new(
                 ControlServer::new(service.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
                 Check,
@@ -131,7 +140,7 @@ impl MetaNode {
                 AdminServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX),
                 Check,
             ));
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let incoming = core.config.trust.incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         let mut server = JoinSet::new();
         server.spawn(router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()));
         tracing::info!(node = %core.config.node, %address, "serving");
@@ -198,6 +207,15 @@ impl MetaNode {
         }
         tracing::info!(node = %self.core.config.node, "stopped");
     }
+}
+
+/// Tells the links between meta nodes which node calls, if a certificate proves that.
+#[expect(clippy::unnecessary_wraps, clippy::result_large_err, reason = "the shape of tonic's interceptors")]
+fn prove(mut request: Request<()>) -> Result<Request<()>, Status> {
+    if let Some(node) = Caller::of(request.extensions()).node_as(certificate::Role::Meta) {
+        request.extensions_mut().insert(ProvedPeer(RaftNodeId(node.0)));
+    }
+    Ok(request)
 }
 
 async fn start_group<S: Replicated>(

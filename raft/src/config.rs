@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tonic::transport::Endpoint;
+use futures::future::BoxFuture;
+use tonic::transport::{Channel, Endpoint};
 
 use crate::error::RaftError;
 use crate::ids::RaftNodeId;
@@ -52,8 +53,10 @@ impl DiskSync for Fdatasync {
     }
 }
 
-/// Turns `host:port` into an endpoint. The seam for TLS and for simulated networks.
-pub type Connect = Arc<dyn Fn(&str) -> Result<Endpoint, tonic::transport::Error> + Send + Sync>;
+/// Connects to a peer at an endpoint whose address and patience are set. The seam for TLS: whoever sets it makes sure that this peer, and
+/// no other, is at the other end.
+pub type Connect =
+    Arc<dyn Fn(RaftNodeId, Endpoint) -> BoxFuture<'static, Result<Channel, tonic::transport::Error>> + Send + Sync>;
 
 /// What [`crate::Host::open`] needs to know.
 #[derive(Clone)]
@@ -90,7 +93,7 @@ impl HostConfig {
             propose_deadline: Duration::from_secs(10),
             log_cache_bytes: 64 << 20,
             disk: Arc::new(Fdatasync),
-            connect: Arc::new(|addr| Endpoint::from_shared(format!("http://{addr}"))),
+            connect: Arc::new(|_, endpoint| Box::pin(async move { endpoint.connect().await })),
         }
     }
 

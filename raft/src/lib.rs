@@ -38,4 +38,4 @@ pub use ids::{GroupId, LogIndex, RaftNodeId, Term};
 pub use machine::{MAX_COMMAND_BYTES, Machine, SnapshotWriter};
 pub use metrics::describe_metrics;
 pub use status::{GroupStatus, Member, Role};
-pub use transport::service::RaftService;
+pub use transport::service::{ProvedPeer, RaftService};

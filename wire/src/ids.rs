@@ -187,7 +187,8 @@ impl fmt::Display for Token {
     }
 }
 
-/// Who writes: drawn once per client connection. The first 8 bytes are random, the last 8 are kept for an authenticated identity (zero today).
+/// Who writes: drawn once per client connection. The first 8 bytes are random, the last 8 mark the identity that the client proved (zero
+/// where nobody proves one).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct WriterId(pub [u8; 16]);
 
@@ -198,6 +199,22 @@ impl WriterId {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&random);
         Self(id)
+    }
+
+    /// A writer of the identity with this mark.
+    #[must_use]
+    pub fn marked(random: [u8; 8], mark: [u8; 8]) -> Self {
+        let mut id = Self::anonymous(random);
+        id.0[8..].copy_from_slice(&mark);
+        id
+    }
+
+    /// The mark of the identity that it belongs to.
+    #[must_use]
+    pub fn mark(self) -> [u8; 8] {
+        let mut mark = [0; 8];
+        mark.copy_from_slice(&self.0[8..]);
+        mark
     }
 }
 impl fmt::Display for WriterId {

@@ -139,7 +139,7 @@ async fn ask(core: &Core, slab: &Slab, holder: &Armed, until: Instant) -> Standi
         Err(Fault::Refused(refusal)) if matches!(*refusal, Refusal::ArmRefused(_)) => {
             Standing::Lost(refusal.to_string())
         }
-        Err(Fault::Transport(why)) => Standing::Absent(why),
+        Err(Fault::Transport(why) | Fault::Distrust(why)) => Standing::Absent(why),
         Err(Fault::Refused(_) | Fault::TimedOut) => Standing::Unknown,
     }
 }

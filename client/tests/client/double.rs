@@ -227,7 +227,7 @@ impl Double {
 
     pub(crate) fn cluster(&self) -> Cluster {
         let metas = self.world.metas.iter().map(ToString::to_string).collect();
-        Cluster::new(CLUSTER, self.world.root.public(), metas).unwrap()
+        Cluster::new(CLUSTER, self.world.root.public(), metas).unwrap().without_tls()
     }
 
     pub(crate) async fn connect(&self, options: Options) -> Client {

@@ -393,6 +393,7 @@ pub(crate) fn config(double: &Double, id: NodeId, folder: &std::path::Path) -> D
         root: root().public(),
         key: node_key(id),
         certificate: certify(id, Role::DataNode, &node_key(id)),
+        trust: quarry_trust::Trust::off(),
         region_bytes: vec![REGION_BYTES],
         populate: false,
         fabric_bind: LOCALHOST,

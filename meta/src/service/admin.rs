@@ -19,6 +19,7 @@ use quarry_proto::{
     v1::{self, admin_client::AdminClient, admin_server::Admin},
 };
 use quarry_raft::{Machine as _, RaftError, RaftNodeId, Role as RaftRole};
+use quarry_trust::Expect;
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{ClusterUuid, Generation, NodeId},
@@ -190,7 +191,15 @@ async fn is_blank(core: &Core, node: NodeId, address: &str, deadline: Instant) -
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| Refusal::malformed("metas.address", "host:port", error))?;
     let asking = async {
-        let channel = endpoint.connect().await.map_err(|error| unreachable(error.to_string()))?;
+        let connector = core.config.trust.connector(Expect::meta(node));
+        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = channel.map_err(|error| {
+            let mut deepest: &dyn std::error::Error = &error;
+            while let Some(source) = deepest.source() {
+                deepest = source;
+            }
+            unreachable(deepest.to_string())
+        })?;
         let mut admin = AdminClient::with_interceptor(channel, Announce);
         let answer = admin.status(v1::StatusRequest {}).await.map_err(|status| unreachable(status.to_string()))?;
         Ok(answer.into_inner())

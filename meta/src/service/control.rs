@@ -18,6 +18,7 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, control_server::Control},
 };
+use quarry_trust::Caller;
 use quarry_wire::{
     grant::{Class, Grant},
     ids::{NamespaceId, ShardId},
@@ -51,7 +52,12 @@ impl Control for Service {
 
     async fn grant(&self, request: Request<v1::GrantRequest>) -> Result<Response<v1::GrantReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
-        self.call(grant(self.core(), request.into_inner(), deadline)).await
+        let caller = Caller::of(request.extensions());
+        self.call(async {
+            caller.is_writer(convert::writer_id(&request.get_ref().writer)?, "Grant")?;
+            grant(self.core(), request.into_inner(), deadline).await
+        })
+        .await
     }
 
     async fn publish(&self, request: Request<v1::PublishRequest>) -> Result<Response<v1::PublishReply>, Status> {
@@ -61,7 +67,12 @@ impl Control for Service {
 
     async fn seal(&self, request: Request<v1::SealRequest>) -> Result<Response<v1::SealReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
-        self.call(seal(self.core(), request.into_inner(), deadline)).await
+        let caller = Caller::of(request.extensions());
+        self.call(async {
+            caller.is_writer(convert::writer_id(&request.get_ref().writer)?, "Seal")?;
+            seal(self.core(), request.into_inner(), deadline).await
+        })
+        .await
     }
 
     async fn delete(&self, request: Request<v1::DeleteRequest>) -> Result<Response<v1::DeleteReply>, Status> {

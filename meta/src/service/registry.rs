@@ -11,6 +11,7 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, registry_server::Registry},
 };
+use quarry_trust::Caller;
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{Incarnation, NodeId, RegionId},
@@ -30,7 +31,8 @@ impl Registry for Service {
         request: Request<v1::RegisterRegionRequest>,
     ) -> Result<Response<v1::RegisterRegionReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
-        self.call(register(self.core(), request.into_inner(), deadline)).await
+        let caller = Caller::of(request.extensions());
+        self.call(register(self.core(), request.into_inner(), &caller, deadline)).await
     }
 
     async fn record_region(
@@ -38,23 +40,31 @@ impl Registry for Service {
         request: Request<v1::RecordRegionRequest>,
     ) -> Result<Response<v1::RecordRegionReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
-        self.call(record(self.core(), request.into_inner(), deadline)).await
+        let caller = Caller::of(request.extensions());
+        self.call(record(self.core(), request.into_inner(), &caller, deadline)).await
     }
 
     async fn heartbeat(&self, request: Request<v1::HeartbeatRequest>) -> Result<Response<v1::HeartbeatReply>, Status> {
-        self.call(async { heartbeat(self.core(), request.into_inner()) }).await
+        let caller = Caller::of(request.extensions());
+        self.call(async {
+            caller.is_node(Role::DataNode, NodeId(request.get_ref().node), "Heartbeat")?;
+            heartbeat(self.core(), request.into_inner())
+        })
+        .await
     }
 }
 
 async fn register(
     core: &Core,
     asked: v1::RegisterRegionRequest,
+    caller: &Caller,
     deadline: Instant,
 ) -> Result<v1::RegisterRegionReply, Refusal> {
+    let region: RegionId = required("region", asked.region)?.into();
+    caller.is_node(Role::DataNode, region.node, "RegisterRegion")?;
     core.directory.leads()?;
     core.made()?;
     let certificate: Signed<Certificate> = convert::signed(&asked.certificate)?;
-    let region: RegionId = required("region", asked.region)?.into();
     let said = &certificate.statement;
     if said.node != region.node || said.role != Role::DataNode {
         let why = format!("the certificate is of {} as {}, the region is of {}", said.node, said.role, region.node);
@@ -100,11 +110,13 @@ async fn register(
 async fn record(
     core: &Core,
     asked: v1::RecordRegionRequest,
+    caller: &Caller,
     deadline: Instant,
 ) -> Result<v1::RecordRegionReply, Refusal> {
-    core.directory.leads()?;
     let record: Signed<quarry_wire::region::RegionRecord> = convert::signed(&asked.record)?;
     let (region, named) = (record.statement.region, record.statement.incarnation);
+    caller.is_node(Role::DataNode, region.node, "RecordRegion")?;
+    core.directory.leads()?;
     // The machine checks the signature too; here it costs no entry.
     core.keyring()?
         .verify(record.clone())

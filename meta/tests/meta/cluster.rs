@@ -6,6 +6,7 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, admin_client::AdminClient, control_client::ControlClient, registry_client::RegistryClient},
 };
+use quarry_trust::Trust;
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{CertificateSerial, ClusterUuid, NodeId},
@@ -64,7 +65,7 @@ pub(crate) struct Cluster {
 
 pub(crate) fn config(id: NodeId, dir: &TempDir, listen: SocketAddr, shards: u32) -> MetaConfig {
     let (key, certificate) = identity(id, Role::Meta);
-    let mut config = MetaConfig::new(id, dir.path().to_owned(), UUID, root().public(), key, certificate);
+    let mut config = MetaConfig::new(id, dir.path().to_owned(), UUID, root().public(), key, certificate, Trust::off());
     config.listen = listen;
     config.shards = shards;
     config.timing = Timing {

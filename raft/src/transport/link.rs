@@ -169,8 +169,9 @@ impl Links {
     }
 
     /// A connection of its own to a peer.
-    pub(crate) fn dial(&self, addr: &str) -> Result<PeerClient<Channel>, transport::Error> {
-        Ok(PeerClient::new(endpoint(&self.connect, addr)?.connect_lazy()).max_decoding_message_size(MESSAGE_BYTES_MAX))
+    pub(crate) async fn dial(&self, peer: RaftNodeId, addr: &str) -> Result<PeerClient<Channel>, transport::Error> {
+        let channel = (self.connect)(peer, endpoint(addr)?).await?;
+        Ok(PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX))
     }
 
     pub(crate) fn close(&self) {
@@ -179,9 +180,18 @@ impl Links {
     }
 }
 
-fn endpoint(connect: &Connect, addr: &str) -> Result<transport::Endpoint, transport::Error> {
+/// What an error of the transport comes from: it does not say so itself.
+pub(crate) fn deepest(error: &transport::Error) -> String {
+    let mut source: &dyn std::error::Error = error;
+    while let Some(inner) = source.source() {
+        source = inner;
+    }
+    source.to_string()
+}
+
+fn endpoint(addr: &str) -> Result<transport::Endpoint, transport::Error> {
     // A peer that is frozen, or whose machine is gone, answers no pings.
-    Ok(connect(addr)?
+    Ok(transport::Endpoint::from_shared(format!("http://{addr}"))?
         .connect_timeout(HELLO_DEADLINE)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(Duration::from_secs(2))
@@ -234,8 +244,8 @@ impl Driver {
         let (out, messages) = mpsc::channel(8);
         out.try_send(pb::ToPeer { hello: Some(hello), calls: Vec::new() }).map_err(|error| unreachable(&error))?;
         let opened = async {
-            let endpoint = endpoint(&self.connect, &self.addr).map_err(|error| unreachable(&error))?;
-            let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
+            let endpoint = endpoint(&self.addr).map_err(|error| unreachable(&error))?;
+            let channel = (self.connect)(self.peer, endpoint).await.map_err(|error| unreachable(&deepest(&error)))?;
             let mut client = PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
             let answers = client.link(ReceiverStream::new(messages)).await.map_err(|status| unreachable(&status))?;
             let mut answers = answers.into_inner();

@@ -69,6 +69,9 @@ impl pb::Refusal {
             pb::Reason::WrongNode => {
                 format!("node {expected} answers at this address, node {found} was meant: correct the member's address")
             }
+            pb::Reason::WrongCaller => {
+                format!("the certificate is of node {expected}, the caller says that it is node {found}")
+            }
             pb::Reason::NoSuchGroup => "the peer does not host the group".to_owned(),
             pb::Reason::Malformed => "the peer could not decode the message".to_owned(),
             pb::Reason::Stopped => "the group has stopped on the peer".to_owned(),

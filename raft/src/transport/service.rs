@@ -59,9 +59,14 @@ impl Ports {
         self.groups.read().get(&group).cloned()
     }
 
-    fn check(&self, protocol: u32, to: u64) -> Result<(), pb::Refusal> {
+    fn check(&self, protocol: u32, from: u64, proved: Option<ProvedPeer>, to: u64) -> Result<(), pb::Refusal> {
         if protocol != PROTOCOL {
             return Err(pb::Refusal::mismatch(pb::Reason::Protocol, PROTOCOL.into(), protocol.into()));
+        }
+        if let Some(ProvedPeer(proved)) = proved
+            && proved.0 != from
+        {
+            return Err(pb::Refusal::mismatch(pb::Reason::WrongCaller, proved.0, from));
         }
         if to != self.node.0 {
             return Err(pb::Refusal::mismatch(pb::Reason::WrongNode, self.node.0, to));
@@ -69,6 +74,11 @@ impl Ports {
         Ok(())
     }
 }
+
+/// The node that a caller proved to be. A server that knows puts it into the extensions of each request; without it callers are taken by
+/// their word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProvedPeer(pub RaftNodeId);
 
 /// The service through which other nodes reach this one, to be mounted on its gRPC server.
 #[derive(Clone)]
@@ -130,9 +140,10 @@ impl Peer for PeerService {
         let (out, stream) = mpsc::channel(8);
         let ports = Arc::clone(&self.ports);
         let mut closed = ports.closed.subscribe();
+        let proved = request.extensions().get().copied();
         tokio::spawn(async move {
             tokio::select! {
-                () = serve(ports, request.into_inner(), out) => {}
+                () = serve(ports, proved, request.into_inner(), out) => {}
                 _ = closed.wait_for(|closed| *closed) => {}
             }
         });
@@ -143,6 +154,7 @@ impl Peer for PeerService {
         &self,
         request: Request<Streaming<pb::SnapshotPart>>,
     ) -> Result<Response<pb::SnapshotAnswer>, Status> {
+        let proved = request.extensions().get().copied();
         let mut parts = request.into_inner();
         let first = timeout(HELLO_DEADLINE, parts.message())
             .await
@@ -151,7 +163,7 @@ impl Peer for PeerService {
             return Err(Status::invalid_argument("a snapshot begins with its start"));
         };
         let refused = |refusal| Response::new(pb::SnapshotAnswer { refusal: Some(refusal), ..Default::default() });
-        if let Err(refusal) = self.ports.check(start.protocol, start.to) {
+        if let Err(refusal) = self.ports.check(start.protocol, start.from, proved, start.to) {
             return Ok(refused(refusal));
         }
         let Some(port) = self.ports.get(GroupId(start.group)) else {
@@ -167,11 +179,16 @@ impl Peer for PeerService {
     }
 }
 
-async fn serve(ports: Arc<Ports>, mut inbound: Streaming<pb::ToPeer>, out: mpsc::Sender<Result<pb::FromPeer, Status>>) {
+async fn serve(
+    ports: Arc<Ports>,
+    proved: Option<ProvedPeer>,
+    mut inbound: Streaming<pb::ToPeer>,
+    out: mpsc::Sender<Result<pb::FromPeer, Status>>,
+) {
     let Ok(Ok(Some(pb::ToPeer { hello: Some(hello), .. }))) = timeout(HELLO_DEADLINE, inbound.message()).await else {
         return;
     };
-    let greeting = match ports.check(hello.protocol, hello.to) {
+    let greeting = match ports.check(hello.protocol, hello.from, proved, hello.to) {
         Ok(()) => {
             let welcome = pb::Welcome { protocol: PROTOCOL, node: ports.node.0 };
             pb::FromPeer { welcome: Some(welcome), ..Default::default() }
@@ -246,11 +263,19 @@ mod tests {
     #[test]
     fn a_caller_of_another_protocol_or_for_another_node_is_refused_with_both_sides_named() {
         let ports = Ports::new(RaftNodeId(3));
-        assert_eq!(ports.check(PROTOCOL, 3), Ok(()));
-        let other = ports.check(PROTOCOL + 1, 3).unwrap_err();
+        assert_eq!(ports.check(PROTOCOL, 1, None, 3), Ok(()));
+        let other = ports.check(PROTOCOL + 1, 1, None, 3).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::Protocol, 1, 2));
         assert!(other.explain().contains("protocol 1, this node 2"), "{}", other.explain());
-        let other = ports.check(PROTOCOL, 4).unwrap_err();
+        let other = ports.check(PROTOCOL, 1, None, 4).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongNode, 3, 4));
+    }
+
+    #[test]
+    fn a_caller_that_proved_to_be_one_node_cannot_speak_as_another() {
+        let (ports, proved) = (Ports::new(RaftNodeId(3)), Some(ProvedPeer(RaftNodeId(1))));
+        assert_eq!(ports.check(PROTOCOL, 1, proved, 3), Ok(()));
+        let other = ports.check(PROTOCOL, 2, proved, 3).unwrap_err();
+        assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongCaller, 1, 2));
     }
 }

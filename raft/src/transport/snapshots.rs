@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
+use super::link::deepest;
 use super::network::PeerNetwork;
 use super::{PROTOCOL, Port, decode, encode, pb};
 use crate::ids::GroupId;
@@ -64,7 +65,9 @@ pub(super) async fn send(
     let bytes = snapshot.bytes().map_err(|error| network(&error))?;
     let (parts, stream) = mpsc::channel(2);
     let reading = tokio::task::spawn_blocking(move || read_parts(start, bytes, &parts));
-    let mut client = to.links.dial(&to.addr).map_err(|error| unreachable(&error))?;
+    let dialled = timeout(limit, to.links.dial(to.peer, &to.addr)).await;
+    let dialled = dialled.map_err(|_| unreachable(&format!("no connection within {limit:?}")))?;
+    let mut client = dialled.map_err(|error| unreachable(&deepest(&error)))?;
     let answer = timeout(limit, client.send_snapshot(ReceiverStream::new(stream)))
         .await
         .map_err(|_| network(&format!("the snapshot was not sent within {limit:?}")))?

@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
+use quarry_trust::{Expect, Trust};
 use quarry_wire::{
     certificate::Certificate,
     ids::{ClusterUuid, NodeId},
@@ -96,6 +97,8 @@ impl CallError {
 type Calls = InterceptedService<Channel, Announce>;
 
 async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
+    trust: &Trust,
+    expect: Expect,
     address: &str,
     deadline: Duration,
     run: impl FnOnce(Calls) -> F,
@@ -106,11 +109,15 @@ async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         .connect_timeout(deadline)
         .timeout(deadline);
     let answer = async {
-        let channel = endpoint.connect().await.map_err(|wrong| {
-            let why = std::error::Error::source(&wrong).map_or_else(|| wrong.to_string(), ToString::to_string);
-            CallError::Unreachable { address: owned(), why }
+        let channel = endpoint.connect_with_connector(trust.connector(expect)).await.map_err(|wrong| {
+            let mut deepest: &dyn std::error::Error = &wrong;
+            while let Some(source) = deepest.source() {
+                deepest = source;
+            }
+            failed(address, deadline, &trust.explain(address, Status::unavailable(deepest.to_string())))
         })?;
         let answer = run(InterceptedService::new(channel, Announce)).await;
+        let answer = answer.map_err(|status| trust.explain(address, status));
         answer.map(tonic::Response::into_inner).map_err(|status| failed(address, deadline, &status))
     };
     let late = |_| CallError::Deadline { address: owned(), after: deadline };
@@ -133,8 +140,8 @@ fn failed(address: &str, after: Duration, status: &Status) -> CallError {
 ///
 /// # Errors
 /// [`CallError`].
-pub async fn status(address: &str, deadline: Duration) -> Result<v1::StatusReply, CallError> {
-    call(address, deadline, |calls| async {
+pub async fn status(trust: &Trust, address: &str, deadline: Duration) -> Result<v1::StatusReply, CallError> {
+    call(trust, Expect::META, address, deadline, |calls| async {
         v1::admin_client::AdminClient::new(calls)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .status(v1::StatusRequest {})
@@ -147,8 +154,8 @@ pub async fn status(address: &str, deadline: Duration) -> Result<v1::StatusReply
 ///
 /// # Errors
 /// [`CallError`].
-pub async fn node_status(address: &str, deadline: Duration) -> Result<v1::NodeStatusReply, CallError> {
-    call(address, deadline, |calls| async {
+pub async fn node_status(trust: &Trust, address: &str, deadline: Duration) -> Result<v1::NodeStatusReply, CallError> {
+    call(trust, Expect::DATA_NODE, address, deadline, |calls| async {
         v1::data_node_client::DataNodeClient::new(calls)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .node_status(v1::NodeStatusRequest {})
@@ -161,20 +168,24 @@ pub async fn node_status(address: &str, deadline: Duration) -> Result<v1::NodeSt
 ///
 /// # Errors
 /// [`CallError`].
-pub async fn state_hash(address: &str, deadline: Duration) -> Result<v1::StateHashReply, CallError> {
-    call(address, deadline, |calls| async {
+pub async fn state_hash(trust: &Trust, address: &str, deadline: Duration) -> Result<v1::StateHashReply, CallError> {
+    call(trust, Expect::META, address, deadline, |calls| async {
         v1::admin_client::AdminClient::new(calls).state_hash(v1::StateHashRequest {}).await
     })
     .await
 }
 
 /// Asks all at once; one answer or error each, in order.
-pub async fn status_all(addresses: &[String], deadline: Duration) -> Vec<Result<v1::StatusReply, CallError>> {
+pub async fn status_all(
+    trust: &Trust,
+    addresses: &[String],
+    deadline: Duration,
+) -> Vec<Result<v1::StatusReply, CallError>> {
     let asked: Vec<_> = addresses
         .iter()
         .map(|address| {
-            let address = address.clone();
-            tokio::spawn(async move { status(&address, deadline).await })
+            let (trust, address) = (trust.clone(), address.clone());
+            tokio::spawn(async move { status(&trust, &address, deadline).await })
         })
         .collect();
     let mut answers = Vec::with_capacity(asked.len());
@@ -189,7 +200,7 @@ pub async fn status_all(addresses: &[String], deadline: Duration) -> Vec<Result<
 /// # Errors
 /// [`CallError`]: at once if time does not change it, else at the deadline the last that a node said; [`Refusal::AlreadyBootstrapped`] only if a
 /// node belongs to another cluster.
-pub async fn bootstrap(plan: &BootstrapPlan, deadline: Duration) -> Result<(), CallError> {
+pub async fn bootstrap(plan: &BootstrapPlan, trust: &Trust, deadline: Duration) -> Result<(), CallError> {
     let began = tokio::time::Instant::now();
     let left = || deadline.saturating_sub(began.elapsed());
     let member = |meta: &PlannedMeta| v1::MetaMember {
@@ -210,7 +221,7 @@ pub async fn bootstrap(plan: &BootstrapPlan, deadline: Duration) -> Result<(), C
         let (mut made, mut waits) = (false, false);
         while let Some(meta) = turns.next() {
             let request = request.clone();
-            let answer = call(&meta.address, BOOTSTRAP_CALL.min(left()), |calls| async {
+            let answer = call(trust, Expect::META, &meta.address, BOOTSTRAP_CALL.min(left()), |calls| async {
                 v1::admin_client::AdminClient::new(calls).bootstrap(request).await
             })
             .await;

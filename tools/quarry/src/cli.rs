@@ -7,13 +7,18 @@ use crate::{
     size,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use quarry::build::VERSION;
+use quarry::{
+    build::VERSION,
+    credentials::{client_role, node_role},
+};
+use quarry_wire::certificate::Role;
 use std::{ffi::OsString, path::PathBuf};
 
 /// What the help ends with, after the exit codes.
 const ENVIRONMENT: &str = "\
 Environment:
   QUARRY_CLUSTER         cluster file or quarry:// URL of the client commands
+  QUARRY_CREDENTIALS     credentials of the client commands, instead of those that the cluster file names
   QUARRY_NAMESPACE       namespace of put, get, cat, stat, exists, ls and rm
   QUARRY_LOG             what is logged to stderr, for example info or quarry_meta=debug; without it
                          daemons log info and commands nothing
@@ -49,6 +54,9 @@ pub(crate) enum Command {
     Datanode(DaemonArgs),
     /// Run a cluster on this host, in one folder, until Ctrl-C.
     Up(UpArgs),
+    /// Make the root key of a cluster, and the keys and credentials of its nodes and clients.
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Make and list namespaces.
     #[command(subcommand)]
     Namespace(NamespaceCommand),
@@ -87,6 +95,9 @@ pub(crate) struct TopArgs {
     /// Cluster file, or quarry://host:port,host:port?uuid=..&root=..
     #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
     pub(crate) cluster: String,
+    /// Credentials of an administrator, instead of those that the cluster file names.
+    #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
+    pub(crate) credentials: Option<PathBuf>,
     /// Print one table, of one second, and end.
     #[arg(long)]
     pub(crate) once: bool,
@@ -127,6 +138,9 @@ pub(crate) struct DaemonArgs {
     /// Key file: node.key.
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
+    /// Credentials for connections: tls.credentials.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) credentials: Option<PathBuf>,
     /// Any setting; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) settings: Vec<String>,
@@ -146,9 +160,67 @@ pub(crate) struct UpArgs {
     /// Memory that each data node of a new cluster lends.
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = size::parse)]
     pub(crate) region: u64,
+    /// A new cluster runs without TLS: everyone on this host may do everything.
+    #[arg(long)]
+    pub(crate) plaintext: bool,
     /// File to write the path of the cluster file into when the cluster is ready; removed at the end.
     #[arg(long, value_name = "FILE")]
     pub(crate) ready_file: Option<PathBuf>,
+}
+
+/// For how long credentials are believed.
+#[derive(Args, Debug)]
+pub(crate) struct Lasting {
+    /// How many days.
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    pub(crate) days: u32,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum KeysCommand {
+    /// Make the root key of a new cluster; prints the cluster's id and the public key. Keep the file offline.
+    Root {
+        /// The file to make.
+        #[arg(long, value_name = "FILE", default_value = "root.key")]
+        out: PathBuf,
+    },
+    /// Make a node's signing key (node.key, unless there is one) and credentials (tls.pem, new each time).
+    Node {
+        /// The root key.
+        #[arg(long, value_name = "FILE")]
+        root: PathBuf,
+        /// meta or datanode.
+        #[arg(long, value_parser = node_role)]
+        role: Role,
+        /// Its number; never used for another node.
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+        id: u64,
+        /// A host name or IP address of it, for other tools than ours; may be repeated.
+        #[arg(long = "address", value_name = "HOST")]
+        addresses: Vec<String>,
+        /// Its folder; made if absent.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        #[command(flatten)]
+        lasting: Lasting,
+    },
+    /// Make a client's credentials.
+    Client {
+        /// The root key.
+        #[arg(long, value_name = "FILE")]
+        root: PathBuf,
+        /// writer (reads too), reader or admin; may be repeated.
+        #[arg(long = "role", required = true, value_parser = client_role)]
+        roles: Vec<Role>,
+        /// What it is called, in logs and refusals. Writers of one name may end each other's grants.
+        #[arg(long)]
+        name: String,
+        /// The file to make or to replace.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        #[command(flatten)]
+        lasting: Lasting,
+    },
 }
 
 #[derive(Args, Debug)]
@@ -156,6 +228,9 @@ pub(crate) struct Connect {
     /// Cluster file, or quarry://host:port,host:port?uuid=..&root=..
     #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
     pub(crate) cluster: String,
+    /// Credentials, instead of those that the cluster file names.
+    #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
+    pub(crate) credentials: Option<PathBuf>,
     /// Deadline of every operation.
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = humantime::parse_duration)]
     pub(crate) timeout: std::time::Duration,

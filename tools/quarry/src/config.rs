@@ -107,6 +107,9 @@ pub struct MetaFile {
     pub version: u32,
     /// Who and where.
     pub node: NodeSection,
+    /// How it proves who it is.
+    #[serde(default)]
+    pub tls: TlsSection,
     /// Consensus.
     #[serde(default)]
     pub raft: RaftSection,
@@ -126,6 +129,9 @@ pub struct DataNodeFile {
     pub version: u32,
     /// Who and where.
     pub node: NodeSection,
+    /// How it proves who it is.
+    #[serde(default)]
+    pub tls: TlsSection,
     /// What it lends.
     pub memory: MemorySection,
     /// How it is reached by RMA.
@@ -155,6 +161,31 @@ pub struct NodeSection {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advertise: Option<String>,
 }
+
+/// How a process proves who it is to the others, and whether they must.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsSection {
+    /// Whether connections are authenticated and encrypted.
+    pub mode: TlsMode,
+    /// The file with its certificate and private key; absent: `tls.pem` beside the key file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
+}
+
+/// Whether connections are authenticated and encrypted. The same in all processes of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TlsMode {
+    /// Both sides prove who they are.
+    #[default]
+    Mutual,
+    /// Neither does: whoever reaches a port may do everything.
+    Off,
+}
+
+/// The name of a node's credentials beside its key file.
+pub const NODE_CREDENTIALS: &str = "tls.pem";
 
 /// Consensus.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -269,6 +300,8 @@ pub trait ConfigFile: Serialize + DeserializeOwned {
     fn version(&self) -> u32;
     /// Its paths.
     fn node(&mut self) -> &mut NodeSection;
+    /// How it proves who it is.
+    fn tls(&mut self) -> &mut TlsSection;
     /// Relations between its values: the key, what it must be, what it is.
     fn wrong(&self) -> Option<(&'static str, String, String)>;
 }
@@ -279,6 +312,9 @@ impl ConfigFile for MetaFile {
     }
     fn node(&mut self) -> &mut NodeSection {
         &mut self.node
+    }
+    fn tls(&mut self) -> &mut TlsSection {
+        &mut self.tls
     }
     fn wrong(&self) -> Option<(&'static str, String, String)> {
         let raft = &self.raft;
@@ -319,6 +355,9 @@ impl ConfigFile for DataNodeFile {
     }
     fn node(&mut self) -> &mut NodeSection {
         &mut self.node
+    }
+    fn tls(&mut self) -> &mut TlsSection {
+        &mut self.tls
     }
     fn wrong(&self) -> Option<(&'static str, String, String)> {
         let regions = &self.memory.region_bytes;
@@ -408,6 +447,9 @@ fn load_with<T: ConfigFile>(path: &Path, env: Env, flags: &Overrides) -> Result<
     for path in [&mut node.cluster, &mut node.key, &mut node.data_dir] {
         *path = folder.join(&*path);
     }
+    let beside_the_key = node.key.with_file_name(NODE_CREDENTIALS);
+    let tls = config.tls();
+    tls.credentials = Some(tls.credentials.take().map_or(beside_the_key, |path| folder.join(path)));
     Ok(config)
 }
 

@@ -62,6 +62,9 @@ pub enum IdentityError {
         /// What the parser says, without the text of the file.
         why: String,
     },
+    /// A certificate cannot be made.
+    #[error("the certificate cannot be made: {0}")]
+    Certificate(String),
     /// The system gives no random bytes.
     #[error("the system gives no random bytes: {0}")]
     Random(io::Error),
@@ -229,6 +232,20 @@ fn write_secret(path: &Path, text: &str) -> Result<(), IdentityError> {
     let io = |source| IdentityError::Io { path: path.to_owned(), source };
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(io)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io)
+}
+
+/// Replaces the file at `path`, or makes it, readable by its owner alone; a crash leaves the old one or the new one.
+pub(crate) fn write_secret_over(path: &Path, text: &str) -> Result<(), IdentityError> {
+    let aside = path.with_added_extension(format!("new-{}", std::process::id()));
+    let io = |source| IdentityError::Io { path: path.to_owned(), source };
+    // What a process of this number left behind when it was killed.
+    if let Err(source) = fs::remove_file(&aside)
+        && source.kind() != io::ErrorKind::NotFound
+    {
+        return Err(io(source));
+    }
+    write_secret(&aside, text)?;
+    fs::rename(&aside, path).map_err(io)
 }
 
 fn read_secret<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, IdentityError> {

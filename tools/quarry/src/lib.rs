@@ -5,9 +5,11 @@
 pub mod admin;
 pub mod build;
 pub mod config;
+pub mod credentials;
 pub mod exit;
 pub mod identity;
 pub mod local;
 pub mod metrics;
+pub mod named;
 pub mod scrape;
 pub mod stdout;

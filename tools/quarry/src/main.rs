@@ -5,6 +5,7 @@ mod cli;
 mod demo;
 mod doctor;
 mod http;
+mod keys;
 mod logs;
 mod output;
 mod serve;
@@ -72,6 +73,7 @@ async fn run(command: Command, log_format: Option<LogFormat>, format: Format) ->
             checked(&args, format)
         }
         Command::Up(args) => up::up(&args, format).await,
+        Command::Keys(command) => keys::run(command, format),
         Command::Namespace(command) => values::namespace(command, format).await,
         Command::Put(args) => values::put(args, format).await,
         Command::Get(args) => values::get(args, format).await,

@@ -7,7 +7,7 @@ use crate::{
     logs,
 };
 use quarry::{
-    config::{DataNodeFile, MetaFile, NodeSection, Overrides, load, ms},
+    config::{DataNodeFile, MetaFile, NodeSection, Overrides, TlsMode, TlsSection, load, ms},
     identity::Identity,
     local::die_with_parent,
 };
@@ -15,9 +15,11 @@ use quarry_client::Cluster;
 use quarry_datanode::{DataNode, DataNodeConfig};
 use quarry_fabric::Provider;
 use quarry_meta::{MetaConfig, MetaNode, Timing};
-use quarry_wire::certificate::Role;
+use quarry_trust::Trust;
+use quarry_wire::{certificate::Role, ids::NodeId};
+use std::path::Path;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::info;
+use tracing::{info, warn};
 
 /// Runs a meta node until it is asked to end.
 pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Result<(), Failure> {
@@ -25,8 +27,16 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     let file: MetaFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
     let (cluster, identity) = who(&file.node, Role::Meta)?;
     let node = identity.node();
-    let mut config =
-        MetaConfig::new(node, file.node.data_dir, cluster.uuid, cluster.root, identity.key, identity.certificate);
+    let trust = trust(&file.tls, node, Role::Meta, &cluster)?;
+    let mut config = MetaConfig::new(
+        node,
+        file.node.data_dir,
+        cluster.uuid,
+        cluster.root,
+        identity.key,
+        identity.certificate,
+        trust.clone(),
+    );
     config.listen = file.node.listen;
     config.advertise = file.node.advertise;
     config.shards = file.raft.shards;
@@ -42,6 +52,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
         return Ok(());
     }
     logs::start(Some(node), logs::DAEMON, log_format)?;
+    tell_of(&trust);
     let mut end = End::new()?;
     let admin = AdminPort::open("meta", node, file.admin.listen).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
@@ -68,8 +79,10 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
     let file: DataNodeFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
     let (cluster, identity) = who(&file.node, Role::DataNode)?;
     let node = identity.node();
+    let trust = trust(&file.tls, node, Role::DataNode, &cluster)?;
     let mut config = DataNodeConfig {
         node,
+        trust: trust.clone(),
         listen: file.node.listen,
         advertise: file.node.advertise,
         data_dir: file.node.data_dir,
@@ -93,6 +106,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
         return Ok(());
     }
     logs::start(Some(node), logs::DAEMON, log_format)?;
+    tell_of(&trust);
     let mut end = End::new()?;
     let admin = AdminPort::open("datanode", node, file.admin.listen).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
@@ -116,6 +130,7 @@ fn overrides(args: &DaemonArgs) -> Result<Overrides, Failure> {
     flags.path("node.data_dir", args.data_dir.as_deref());
     flags.path("node.cluster", args.cluster.as_deref());
     flags.path("node.key", args.key.as_deref());
+    flags.path("tls.credentials", args.credentials.as_deref());
     Ok(flags)
 }
 
@@ -123,6 +138,30 @@ fn who(node: &NodeSection, role: Role) -> Result<(Cluster, Identity), Failure> {
     let cluster = Cluster::from_file(&node.cluster)?;
     let identity = Identity::read(&node.key, role, cluster.uuid, cluster.root).map_err(Failure::error)?;
     Ok((cluster, identity))
+}
+
+/// How this node proves who it is; without credentials it does not start, unless it was told to do without.
+fn trust(tls: &TlsSection, node: NodeId, role: Role, cluster: &Cluster) -> Result<Trust, Failure> {
+    let file = match (tls.mode, &tls.credentials) {
+        (TlsMode::Off, _) => return Ok(Trust::off()),
+        (TlsMode::Mutual, Some(file)) => file,
+        (TlsMode::Mutual, None) => return Err(Failure::error("tls.credentials is not set")),
+    };
+    let make = format!(
+        "quarry keys node --root ROOT.KEY --role {role} --id {} --out {} makes them; tls.mode = \"off\" does without, and lets everyone in",
+        node.0,
+        file.parent().unwrap_or_else(|| Path::new(".")).display()
+    );
+    Trust::mutual(file, cluster.uuid, cluster.root).map_err(|wrong| Failure::error(wrong).hint(make))
+}
+
+fn tell_of(trust: &Trust) {
+    match trust.identity() {
+        Some(identity) => info!(%identity, "connections are authenticated by mutual TLS"),
+        None => warn!(
+            "TLS is off: whoever reaches this port can read, write and administer (tls.mode in the configuration)"
+        ),
+    }
 }
 
 /// SIGTERM or Ctrl-C, listened for from the start so that none is missed.

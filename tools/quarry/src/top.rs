@@ -7,13 +7,14 @@ use crate::{
     cli::TopArgs,
     exit::{Code, Failure, Format},
     output::table,
-    values::cluster,
 };
 use quarry::{
     admin,
+    named::cluster,
     scrape::{Scrape, quantile},
     stdout::line,
 };
+use quarry_trust::Trust;
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,11 +29,12 @@ const EVERY: Duration = Duration::from_secs(1);
 const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
 pub(crate) async fn top(args: &TopArgs, format: Format) -> Result<(), Failure> {
-    let cluster = cluster(&args.cluster)?;
-    let mut before = read(&cluster.metas).await?;
+    let cluster = cluster(&args.cluster, args.credentials.as_deref())?;
+    let trust = cluster.trust().map_err(Failure::error)?;
+    let mut before = read(&trust, &cluster.metas).await?;
     loop {
         sleep_until(before.at + EVERY).await;
-        let now = read(&cluster.metas).await?;
+        let now = read(&trust, &cluster.metas).await?;
         let rows = rows(&before, &now);
         match format {
             Format::Json => line(json!({ "processes": rows }))?,
@@ -52,10 +54,10 @@ struct Reading {
     processes: BTreeMap<String, (&'static str, u64, Result<Scrape, String>)>,
 }
 
-async fn read(metas: &[String]) -> Result<Reading, Failure> {
+async fn read(trust: &Trust, metas: &[String]) -> Result<Reading, Failure> {
     let mut processes = BTreeMap::new();
     let mut data: BTreeSet<(u64, String)> = BTreeSet::new();
-    let answers = admin::status_all(metas, PATIENCE).await;
+    let answers = admin::status_all(trust, metas, PATIENCE).await;
     if let Some(Err(wrong)) = answers.iter().find(|_| answers.iter().all(Result::is_err)) {
         return Err(Failure::new(Code::Unavailable, format!("no meta node answers; the first: {wrong}")));
     }
@@ -70,7 +72,7 @@ async fn read(metas: &[String]) -> Result<Reading, Failure> {
         processes.insert(address.clone(), process);
     }
     for (node, address) in data {
-        let scraped = match admin::node_status(&address, PATIENCE).await {
+        let scraped = match admin::node_status(trust, &address, PATIENCE).await {
             Ok(status) => scrape(&status.admin_address).await,
             Err(wrong) => Err(wrong.to_string()),
         };

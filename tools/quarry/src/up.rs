@@ -24,6 +24,7 @@ pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
         metas: args.metas,
         data_nodes: args.data_nodes,
         region_bytes: vec![args.region],
+        plaintext: args.plaintext,
         ..LocalSpec::new(binary)
     };
     let mut cluster = if LocalCluster::exists(&args.dir) {
@@ -41,6 +42,14 @@ pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
         None => return Ok(()),
     }
     let file = cluster.cluster_file();
+    let dir = cluster.dir().display();
+    if cluster.trust().identity().is_some() {
+        eprintln!(
+            "warning: development credentials: the root key and all credentials of this cluster lie in {dir}; whoever reads it may do everything"
+        );
+    } else {
+        eprintln!("warning: TLS is off: whoever reaches the ports of this cluster may do everything");
+    }
     match format {
         Format::Text => say(&cluster, &file).await?,
         Format::Json => say_json(&cluster, &file).await?,

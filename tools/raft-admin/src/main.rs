@@ -9,9 +9,10 @@ use quarry::{
     admin::{self, BootstrapPlan, Health, State},
     build::VERSION,
     exit::{self, CODES_HELP, Code, Failure, Format},
+    named,
     stdout::line,
 };
-use quarry_client::{Cluster, ClusterError};
+use quarry_trust::Trust;
 use serde_json::json;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -40,6 +41,12 @@ enum Command {
         /// What the cluster is made of: its id, root key, shards, meta nodes and their certificates.
         #[arg(long, value_name = "FILE")]
         plan: PathBuf,
+        /// Credentials of an administrator.
+        #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS", required_unless_present = "no_tls")]
+        credentials: Option<PathBuf>,
+        /// The meta nodes run with tls.mode = "off".
+        #[arg(long, conflicts_with = "credentials")]
+        no_tls: bool,
         /// Deadline, all attempts together.
         #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = humantime::parse_duration)]
         timeout: Duration,
@@ -55,6 +62,9 @@ struct Ask {
     /// Cluster file, or quarry://host:port,host:port?uuid=..&root=..
     #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
     cluster: String,
+    /// Credentials of an administrator, instead of those that the cluster file names.
+    #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
+    credentials: Option<PathBuf>,
     /// Deadline of each question.
     #[arg(long, value_name = "SPAN", default_value = "3s", value_parser = humantime::parse_duration)]
     timeout: Duration,
@@ -78,16 +88,26 @@ fn main() -> ExitCode {
 
 async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
     match command {
-        Command::Bootstrap { plan, timeout } => {
-            bootstrap(&BootstrapPlan::read(&plan).map_err(Failure::error)?, timeout, format).await
+        Command::Bootstrap { plan, credentials, no_tls: _, timeout } => {
+            let plan = BootstrapPlan::read(&plan).map_err(Failure::error)?;
+            let trust = match credentials {
+                Some(file) => Trust::mutual(&file, plan.cluster, plan.root).map_err(Failure::error)?,
+                None => Trust::off(),
+            };
+            bootstrap(&plan, &trust, timeout, format).await
         }
         Command::Status(ask) => status(&ask, format).await,
         Command::Health(ask) => health(&ask, format).await,
     }
 }
 
-async fn bootstrap(plan: &BootstrapPlan, timeout: Duration, format: Format) -> Result<ExitCode, Failure> {
-    admin::bootstrap(plan, timeout).await.map_err(|wrong| {
+async fn bootstrap(
+    plan: &BootstrapPlan,
+    trust: &Trust,
+    timeout: Duration,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    admin::bootstrap(plan, trust, timeout).await.map_err(|wrong| {
         if wrong.is_passing() {
             Failure::new(Code::Unavailable, &wrong).hint("start all meta nodes of the plan; --timeout waits longer")
         } else {
@@ -103,13 +123,16 @@ async fn bootstrap(plan: &BootstrapPlan, timeout: Duration, format: Format) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-fn cluster(ask: &Ask) -> Result<Cluster, ClusterError> {
-    if ask.cluster.starts_with("quarry://") { Cluster::parse(&ask.cluster) } else { Cluster::from_file(&ask.cluster) }
+/// The meta nodes that are asked, and how.
+fn whom(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
+    let cluster = named::cluster(&ask.cluster, ask.credentials.as_deref())?;
+    let trust = cluster.trust().map_err(Failure::error)?;
+    Ok((cluster.metas, trust))
 }
 
 async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let metas = cluster(ask)?.metas;
-    let answers = admin::status_all(&metas, ask.timeout).await;
+    let (metas, trust) = whom(ask)?;
+    let answers = admin::status_all(&trust, &metas, ask.timeout).await;
     match format {
         Format::Json => line(report::json(&metas, &answers))?,
         Format::Text => line(report::text(&metas, &answers))?,
@@ -121,8 +144,8 @@ async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
 }
 
 async fn health(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let metas = cluster(ask)?.metas;
-    let answers = admin::status_all(&metas, ask.timeout).await;
+    let (metas, trust) = whom(ask)?;
+    let answers = admin::status_all(&trust, &metas, ask.timeout).await;
     let health = Health::judge(&metas, &answers);
     match format {
         Format::Json => line(serde_json::to_string(&health).map_err(Failure::error)?)?,

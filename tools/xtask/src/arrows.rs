@@ -12,16 +12,17 @@ use std::{
 };
 
 /// Who may use whom. A crate that is not listed is an error: it gets its line when it is made.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("quarry-wire", &[]),
     ("quarry-proto", &["quarry-wire"]),
+    ("quarry-trust", &["quarry-proto", "quarry-wire"]),
     ("libfabric-sys", &[]),
     ("quarry-fabric", &["libfabric-sys"]),
     ("quarry-raft", &[]),
     ("quarry-meta-state", &["quarry-wire"]),
-    ("quarry-meta", &["quarry-raft", "quarry-meta-state", "quarry-proto", "quarry-wire"]),
-    ("quarry-datanode", &["quarry-fabric", "quarry-proto", "quarry-wire"]),
-    ("quarry-client", &["quarry-fabric", "quarry-proto", "quarry-wire"]),
+    ("quarry-meta", &["quarry-raft", "quarry-meta-state", "quarry-proto", "quarry-trust", "quarry-wire"]),
+    ("quarry-datanode", &["quarry-fabric", "quarry-proto", "quarry-trust", "quarry-wire"]),
+    ("quarry-client", &["quarry-fabric", "quarry-proto", "quarry-trust", "quarry-wire"]),
     ("quarry", ALL),
     ("raft-admin", ALL),
     ("xtask", &[]),
@@ -32,6 +33,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
 const ALL: &[&str] = &[
     "quarry-wire",
     "quarry-proto",
+    "quarry-trust",
     "libfabric-sys",
     "quarry-fabric",
     "quarry-raft",

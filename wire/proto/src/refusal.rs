@@ -25,7 +25,7 @@ impl Kind {
             Self::UnknownNamespace(_) | Self::UnknownGrant(_) => Code::NotFound,
             Self::NamespaceExists(_) | Self::AlreadyBootstrapped(_) => Code::AlreadyExists,
             Self::Malformed(_) | Self::TooLarge(_) | Self::VersionAhead(_) => Code::InvalidArgument,
-            Self::Untrusted(_) => Code::PermissionDenied,
+            Self::Untrusted(_) | Self::Forbidden(_) => Code::PermissionDenied,
         }
     }
 
@@ -54,6 +54,7 @@ impl Kind {
             Self::VersionAhead(_) => "version_ahead",
             Self::WrongShard(_) => "wrong_shard",
             Self::TooFewNodes(_) => "too_few_nodes",
+            Self::Forbidden(_) => "forbidden",
         }
     }
 
@@ -179,6 +180,15 @@ impl fmt::Display for Kind {
                     f,
                     "{needed} data nodes with room are needed, {found} answer and {silent} do not; try again in {} ms",
                     it.retry_after_ms
+                )
+            }
+            Self::Forbidden(it) => {
+                write!(
+                    f,
+                    "{} may be called by {} alone, the caller is {}",
+                    it.method,
+                    it.expected.join(" or "),
+                    it.found
                 )
             }
             Self::WrongShard(it) => {

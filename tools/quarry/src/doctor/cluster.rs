@@ -1,15 +1,16 @@
 //! A cluster as this machine sees it: each process, its release, its clock, and who leads.
 
 use super::finding::Finding;
-use crate::values;
 use quarry::{
     admin::{self, CallError, DIRECTORY, Health, State},
     scrape,
 };
 use quarry_client::{Clock as _, Cluster, SystemClock};
 use quarry_proto::v1;
+use quarry_trust::Trust;
 use std::{
     collections::BTreeMap,
+    path::Path,
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -17,11 +18,13 @@ use std::{
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Leaders turn away versions that are further ahead of their clock than this.
 const AHEAD_MAX_MS: u64 = 10 * 60 * 1000;
+/// Credentials that end within this time are warned of.
+const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// A clock that is read to the second, over a busy network, may seem as far off as this.
 const SKEW_SEEN_MS: u64 = 3000;
 
-pub(super) async fn check(named: &str, timeout: Duration, findings: &mut Vec<Finding>) {
-    let cluster = match values::cluster(named) {
+pub(super) async fn check(named: &str, credentials: Option<&Path>, timeout: Duration, findings: &mut Vec<Finding>) {
+    let cluster = match quarry::named::cluster(named, credentials) {
         Ok(cluster) => cluster,
         Err(wrong) => {
             let remedy =
@@ -30,7 +33,15 @@ pub(super) async fn check(named: &str, timeout: Duration, findings: &mut Vec<Fin
             return;
         }
     };
-    let answers = admin::status_all(&cluster.metas, timeout).await;
+    let trust = match cluster.trust() {
+        Ok(trust) => trust,
+        Err(wrong) => {
+            findings.push(Finding::fail(CREDENTIALS, wrong, "quarry keys client --help"));
+            return;
+        }
+    };
+    findings.push(of_trust(&trust, Path::new(named)));
+    let answers = admin::status_all(&trust, &cluster.metas, timeout).await;
     let mut data: BTreeMap<u64, String> = BTreeMap::new();
     for (address, answer) in cluster.metas.iter().zip(&answers) {
         findings.push(meta(&cluster, address, answer.as_ref()));
@@ -44,9 +55,36 @@ pub(super) async fn check(named: &str, timeout: Duration, findings: &mut Vec<Fin
         }
     }
     for (node, address) in data {
-        findings.push(data_node(node, &address, admin::node_status(&address, timeout).await.as_ref()));
+        findings.push(data_node(node, &address, admin::node_status(&trust, &address, timeout).await.as_ref()));
     }
     findings.push(together(&Health::judge(&cluster.metas, &answers)));
+}
+
+const CREDENTIALS: &str = "credentials";
+
+/// Whether connections are safe, and for how long.
+fn of_trust(trust: &Trust, cluster_file: &Path) -> Finding {
+    let Some(identity) = trust.identity() else {
+        let found = "none: the cluster runs without TLS, whoever reaches a port may do everything";
+        return Finding::warn(CREDENTIALS, found, "make credentials with quarry keys, and take tls.mode = \"off\" out");
+    };
+    if let Some(why) = trust.ends_within(ENDS_SOON) {
+        let found = format!("{identity}: in {} days {why}", ENDS_SOON.as_secs() / (24 * 60 * 60));
+        return Finding::warn(
+            CREDENTIALS,
+            found,
+            "make new ones with quarry keys; they are taken up without a restart",
+        );
+    }
+    if cluster_file.with_file_name("root.key").is_file() {
+        let found = format!("{identity}, of a development cluster: its root key lies beside the cluster file");
+        return Finding::warn(
+            CREDENTIALS,
+            found,
+            "for more than development make keys with quarry keys, and keep the root key offline",
+        );
+    }
+    Finding::ok(CREDENTIALS, identity)
 }
 
 fn meta(cluster: &Cluster, address: &str, answer: Result<&v1::StatusReply, &CallError>) -> Finding {

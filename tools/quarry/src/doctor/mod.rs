@@ -22,6 +22,9 @@ pub(crate) struct DoctorArgs {
     /// Also ask every process of this cluster: a cluster file, or quarry://host:port,host:port?uuid=..&root=..
     #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
     cluster: Option<String>,
+    /// Credentials of an administrator, instead of those that the cluster file names.
+    #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
+    credentials: Option<PathBuf>,
     /// The folder that a node keeps its data in; a small file is written and synced there, and removed.
     #[arg(long, value_name = "DIR", default_value = ".")]
     data_dir: PathBuf,
@@ -44,7 +47,7 @@ pub(crate) async fn run(args: &DoctorArgs, format: Format) -> Result<(), Failure
     clock::check(args.timeout, &mut findings).await;
     machine::check_ports(&args.listen, &mut findings);
     if let Some(named) = &args.cluster {
-        cluster::check(named, args.timeout, &mut findings).await;
+        cluster::check(named, args.credentials.as_deref(), args.timeout, &mut findings).await;
     }
     let count = |state| findings.iter().filter(|it| it.state == state).count();
     let (failed, warned) = (count(State::Fail), count(State::Warn));

@@ -5,11 +5,13 @@ use crate::{
     build::BUILD_ID,
     config::{
         AdminSection, CONFIG_VERSION, DataMembershipSection, DataNodeFile, FabricSection, MemorySection, MetaFile,
-        MetaMembershipSection, NodeSection, RaftSection,
+        MetaMembershipSection, NODE_CREDENTIALS, NodeSection, RaftSection, TlsMode, TlsSection,
     },
+    credentials::{self, Validity},
     identity::{IdentityError, Root},
 };
-use quarry_client::{Cluster, ClusterError};
+use quarry_client::{Clock as _, Cluster, ClusterError, SystemClock, Tls};
+use quarry_trust::{CredentialsError, Identity, Trust};
 use quarry_wire::{
     certificate::Role,
     ids::{CertificateSerial, NodeId},
@@ -20,10 +22,17 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
+    time::Duration,
 };
 
 /// Version of the layout of the folder.
 const LAYOUT_VERSION: u32 = 1;
+/// The name of the credentials of a local cluster's clients, beside its cluster file.
+const CLIENT_CREDENTIALS: &str = "client.pem";
+/// What they call themselves.
+const DEVELOPER: &str = "dev";
+/// How long credentials last that are made at each start.
+const VALID_FOR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Data nodes are numbered from here on, so that an id tells what its node is.
 const FIRST_DATA_NODE: u64 = 101;
 
@@ -81,6 +90,8 @@ pub struct LocalSpec {
     pub environment: Vec<(String, String)>,
     /// Whether the processes outlive this one.
     pub detached: bool,
+    /// Whether connections go without TLS, so that everyone on this host may do everything.
+    pub plaintext: bool,
 }
 
 impl LocalSpec {
@@ -99,6 +110,7 @@ impl LocalSpec {
             binary,
             environment: Vec::new(),
             detached: false,
+            plaintext: false,
         }
     }
 }
@@ -134,6 +146,9 @@ pub enum LocalError {
     /// Keys.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// Credentials.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// The plan of the bootstrap.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -300,11 +315,46 @@ impl Layout {
         plan.write(&layout.plan_file())?;
         let metas = plan.metas.iter().map(|meta| meta.address.clone()).collect();
         let cluster = Cluster::new(plan.cluster, plan.root, metas)?;
+        let cluster = if spec.plaintext { cluster.without_tls() } else { cluster.with_credentials(CLIENT_CREDENTIALS) };
         let path = layout.cluster_file();
         fs::write(&path, cluster.to_toml()).map_err(io(&path))?;
+        layout.renew()?;
         // Last: a folder with this file is whole.
         layout.write()?;
         Ok(layout)
+    }
+
+    /// Makes new credentials for all connections, unless the cluster goes without. A folder of before there were any gets its first.
+    pub(super) fn renew(&self) -> Result<(), LocalError> {
+        let file = self.cluster_file();
+        let cluster = Cluster::from_file(&file)?;
+        if cluster.tls == Tls::Off {
+            return Ok(());
+        }
+        if cluster.tls == Tls::Unset {
+            let named = cluster.clone().with_credentials(CLIENT_CREDENTIALS).to_toml();
+            fs::write(&file, named).map_err(|source| LocalError::Io { path: file, source })?;
+        }
+        let root = Root::read(&self.dir.join("root.key"))?;
+        let validity = Validity::lasting(SystemClock.wall_ms(), VALID_FOR);
+        let hosts = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let named = |wrong: quarry_trust::identity::IdentityError| IdentityError::Certificate(wrong.to_string());
+        for (member, _) in self.members() {
+            let role = match member {
+                Member::Meta(_) => Role::Meta,
+                Member::Data(_) => Role::DataNode,
+            };
+            let identity = Identity::node(root.cluster, role, member.node()).map_err(named)?;
+            credentials::write(&self.member_dir(member).join(NODE_CREDENTIALS), &root, &identity, &hosts, validity)?;
+        }
+        let everything = [Role::Writer, Role::Reader, Role::Admin];
+        let identity = Identity::client(root.cluster, &everything, DEVELOPER).map_err(named)?;
+        Ok(credentials::write(&self.dir.join(CLIENT_CREDENTIALS), &root, &identity, &[], validity)?)
+    }
+
+    /// How a client that may do everything proves who it is.
+    pub(super) fn trust(&self) -> Result<Trust, LocalError> {
+        Ok(Cluster::from_file(self.cluster_file())?.trust()?)
     }
 
     fn config(&self, member: Member, listen: SocketAddr, spec: &LocalSpec) -> String {
@@ -315,10 +365,13 @@ impl Layout {
             listen,
             advertise: None,
         };
+        let mode = if spec.plaintext { TlsMode::Off } else { TlsMode::Mutual };
+        let tls = TlsSection { mode, credentials: None };
         match member {
             Member::Meta(_) => text(&MetaFile {
                 version: CONFIG_VERSION,
                 node,
+                tls: tls.clone(),
                 raft: spec.raft.clone(),
                 membership: MetaMembershipSection { node_silence_ms: spec.node_silence_ms },
                 admin: AdminSection::default(),
@@ -326,6 +379,7 @@ impl Layout {
             Member::Data(_) => text(&DataNodeFile {
                 version: CONFIG_VERSION,
                 node,
+                tls: tls.clone(),
                 memory: MemorySection { region_bytes: spec.region_bytes.clone(), populate: spec.populate },
                 fabric: FabricSection { provider: spec.provider.clone(), ..FabricSection::default() },
                 membership: DataMembershipSection { heartbeat_ms: spec.heartbeat_ms },
@@ -398,7 +452,7 @@ mod tests {
     use super::*;
     use crate::{
         config::{ConfigFile as _, Overrides, load},
-        identity::Identity,
+        identity::Identity as Signer,
     };
 
     fn made(dir: &Path) -> (Layout, LocalSpec) {
@@ -429,7 +483,7 @@ mod tests {
                 }
             };
             assert_eq!(node.listen, address);
-            let identity = Identity::read(&std::mem::take(&mut node.key), role, cluster.uuid, cluster.root).unwrap();
+            let identity = Signer::read(&std::mem::take(&mut node.key), role, cluster.uuid, cluster.root).unwrap();
             assert_eq!(identity.node(), member.node());
             assert!(serials.insert(identity.certificate.statement.serial));
         }

@@ -7,8 +7,10 @@
 //! DIR/local.toml            what this folder is: members and their addresses
 //! DIR/cluster.toml          for clients: uuid, root key, meta nodes
 //! DIR/bootstrap.toml        for `raft-admin bootstrap`
-//! DIR/root.key              the cluster's root; needed to certify further nodes only
-//! DIR/<member>/node.key     key and certificate
+//! DIR/root.key              the cluster's root; needed to certify further nodes and clients only
+//! DIR/client.pem            credentials of a client that may write, read and administer
+//! DIR/<member>/node.key     key and certificate for what it signs
+//! DIR/<member>/tls.pem      credentials for its connections
 //! DIR/<member>/config.toml  configuration
 //! DIR/<member>/data/        what the process keeps
 //! DIR/<member>/log          its output
@@ -28,6 +30,7 @@ use layout::{Layout, check_binary};
 use ports::Port;
 use process::Process;
 use quarry_proto::v1;
+use quarry_trust::Trust;
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -69,6 +72,7 @@ impl Report {
 #[derive(Debug)]
 pub struct LocalCluster {
     layout: Layout,
+    trust: Trust,
     spec: LocalSpec,
     running: BTreeMap<Member, Process>,
     /// Keeps the ports ours, also while their processes are down.
@@ -88,10 +92,11 @@ impl LocalCluster {
         }
         let addresses = ports.iter().map(Port::address).collect::<Vec<_>>();
         let layout = Layout::create(dir, &spec, &addresses)?;
-        Ok(Self { layout, spec, running: BTreeMap::new(), _ports: ports })
+        let trust = layout.trust()?;
+        Ok(Self { layout, trust, spec, running: BTreeMap::new(), _ports: ports })
     }
 
-    /// The cluster that was made in `dir` before, on the same addresses. Starts nothing. What the folder says wins over `spec`, of which the
+    /// The cluster that was made in `dir` before, on the same addresses, with new credentials for all connections. Starts nothing. What the folder says wins over `spec`, of which the
     /// binary, the environment and `detached` are used.
     ///
     /// # Errors
@@ -101,7 +106,9 @@ impl LocalCluster {
         let layout = Layout::open(dir)?;
         let ports = layout.members().map(|(_, address)| Port::reserve_exactly(address.port()));
         let ports = ports.collect::<Result<_, _>>().map_err(LocalError::Ports)?;
-        Ok(Self { layout, spec, running: BTreeMap::new(), _ports: ports })
+        layout.renew()?;
+        let trust = layout.trust()?;
+        Ok(Self { layout, trust, spec, running: BTreeMap::new(), _ports: ports })
     }
 
     /// Whether a cluster was made in `dir`.
@@ -122,8 +129,8 @@ impl LocalCluster {
                 self.spawn(member)?;
             }
         }
-        let plan = self.layout.plan()?;
-        let mut making = std::pin::pin!(admin::bootstrap(&plan, left(until)));
+        let (plan, trust) = (self.layout.plan()?, self.trust.clone());
+        let mut making = std::pin::pin!(admin::bootstrap(&plan, &trust, left(until)));
         loop {
             self.all_alive()?;
             tokio::select! {
@@ -294,11 +301,11 @@ impl LocalCluster {
     pub async fn status(&self) -> BTreeMap<Member, Report> {
         let mut asked = Vec::new();
         for (member, address) in self.layout.members() {
-            let address = address.to_string();
+            let (trust, address) = (self.trust.clone(), address.to_string());
             asked.push(tokio::spawn(async move {
                 let report = match member {
-                    Member::Meta(_) => Report::Meta(admin::status(&address, ASK).await),
-                    Member::Data(_) => Report::Data(admin::node_status(&address, ASK).await),
+                    Member::Meta(_) => Report::Meta(admin::status(&trust, &address, ASK).await),
+                    Member::Data(_) => Report::Data(admin::node_status(&trust, &address, ASK).await),
                 };
                 (member, report)
             }));
@@ -375,6 +382,11 @@ impl LocalCluster {
     pub fn dir(&self) -> &Path {
         self.layout.dir()
     }
+    /// How a client of this cluster that may do everything proves who it is.
+    #[must_use]
+    pub const fn trust(&self) -> &Trust {
+        &self.trust
+    }
     /// A member's folder.
     #[must_use]
     pub fn member_dir(&self, member: Member) -> PathBuf {
@@ -393,7 +405,7 @@ impl LocalCluster {
             .filter(|(it, _)| self.running.contains_key(it) && matches!(it, Member::Meta(_)))
             .map(|(_, address)| address.to_string())
             .collect();
-        admin::status_all(&addresses, ASK).await.into_iter().filter_map(Result::ok).collect()
+        admin::status_all(&self.trust, &addresses, ASK).await.into_iter().filter_map(Result::ok).collect()
     }
 
     fn spawn(&mut self, member: Member) -> Result<(), LocalError> {

@@ -16,19 +16,15 @@ use crate::{
     exit::{Failure, Format},
     output::table,
 };
-use quarry::stdout::line;
-use quarry_client::{Class, Client, Cluster, ClusterError, Namespace, NamespaceInfo, NamespaceSpec, Options};
+use quarry::{named::cluster, stdout::line};
+use quarry_client::{Class, Client, Namespace, NamespaceInfo, NamespaceSpec, Options};
 use serde_json::{Value, json};
 use tally::{Tally, missing, of_row};
 
-/// The cluster that a file or a URL names.
-pub(crate) fn cluster(named: &str) -> Result<Cluster, ClusterError> {
-    if named.starts_with("quarry://") { Cluster::parse(named) } else { Cluster::from_file(named) }
-}
-
 /// Connects to the cluster that a file or a URL names.
 pub(crate) async fn connect(args: &Connect) -> Result<Client, Failure> {
-    Ok(Client::connect(cluster(&args.cluster)?, Options { timeout: args.timeout, ..Options::default() }).await?)
+    let cluster = cluster(&args.cluster, args.credentials.as_deref())?;
+    Ok(Client::connect(cluster, Options { timeout: args.timeout, ..Options::default() }).await?)
 }
 
 async fn in_namespace(args: &InNamespace) -> Result<(Client, Namespace), Failure> {

@@ -14,6 +14,7 @@ use quarry_proto::{
     protocol::Announce,
     v1::{self, control_client::ControlClient, data_node_client::DataNodeClient},
 };
+use quarry_trust::{Expect, Trust};
 use quarry_wire::{
     frame::{self, FrameHeader, FrameKind},
     grant::Grant,
@@ -98,7 +99,8 @@ impl Lab {
             stage.namespace(&client, &format!("meta-{copies}"), copies).await?;
         }
         client.close().await?;
-        let mut control = ControlClient::with_interceptor(channel(&leader).await?, Announce);
+        let mut control =
+            ControlClient::with_interceptor(channel(stage.cluster().trust(), Expect::META, &leader).await?, Announce);
         let known = control.describe(v1::DescribeRequest { seen: None }).await.map_err(LabError::call("Describe"))?;
         let known = known.into_inner().changes.unwrap_or_default().namespaces.into_iter();
         let namespaces = known.filter_map(|it| Some((u8::try_from(it.copies).ok()?, it.id))).collect();
@@ -108,19 +110,20 @@ impl Lab {
 
     /// A writer with connections of its own, opened.
     pub(super) async fn writer(&self, copies: u8) -> Result<Writer, BenchError> {
-        let mut control = ControlClient::with_interceptor(channel(&self.leader).await?, Announce)
+        let trust = self.stage.cluster().trust();
+        let mut control = ControlClient::with_interceptor(channel(trust, Expect::META, &self.leader).await?, Announce)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let mut nodes = BTreeMap::new();
         for (node, address) in &self.nodes {
-            let client = DataNodeClient::with_interceptor(channel(address).await?, Announce)
+            let client = DataNodeClient::with_interceptor(channel(trust, Expect::DATA_NODE, address).await?, Announce)
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX);
             nodes.insert(*node, client);
         }
         let known = control.describe(v1::DescribeRequest { seen: None }).await;
         let (seen, applied_ms) = position(known.map_err(LabError::call("Describe"))?.get_ref());
-        let id = WriterId::anonymous(random().to_le_bytes());
+        let id = trust.writer(random().to_le_bytes());
         let namespace = self.namespaces.get(&copies).copied();
         let namespace =
             namespace.ok_or_else(|| LabError::unexpected("namespace", format!("one of {copies} copies"), "none"))?;
@@ -147,10 +150,11 @@ impl Lab {
     }
 }
 
-async fn channel(address: &str) -> Result<Channel, LabError> {
+async fn channel(trust: &Trust, expect: Expect, address: &str) -> Result<Channel, LabError> {
     let wrong = |source| LabError::Connect { address: address.to_owned(), source };
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(wrong)?;
-    endpoint.tcp_nodelay(true).connect_timeout(CALL).timeout(CALL).connect().await.map_err(wrong)
+    let endpoint = endpoint.connect_timeout(CALL).timeout(CALL);
+    endpoint.connect_with_connector(trust.connector(expect)).await.map_err(wrong)
 }
 
 fn position(known: &v1::DescribeReply) -> (Option<v1::Ordinal>, u64) {

@@ -1,0 +1,100 @@
+//! `quarry keys`: the root key of a cluster, and what it certifies.
+//!
+//! A node has two keys: one signs what it states (`node.key`, certified once, ended by revocation), one proves who it is to the other end of a
+//! connection (in `tls.pem`, with a certificate that ends by its date and is made anew before).
+
+use crate::{
+    cli::{KeysCommand, Lasting},
+    exit::{Failure, Format},
+};
+use quarry::{
+    config::NODE_CREDENTIALS,
+    credentials::{self, Validity},
+    identity::{Identity as Signer, Root, random},
+    stdout::line,
+};
+use quarry_client::{Clock as _, SystemClock};
+use quarry_trust::Identity;
+use quarry_wire::{
+    certificate::Role,
+    ids::{CertificateSerial, NodeId},
+};
+use serde_json::json;
+use std::{fs, path::Path, time::Duration};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+pub(crate) fn run(command: KeysCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        KeysCommand::Root { out } => root(&out, format),
+        KeysCommand::Node { root, role, id, addresses, out, lasting } => {
+            node(&read(&root)?, role, NodeId(id), &addresses, &out, &lasting, format)
+        }
+        KeysCommand::Client { root, roles, name, out, lasting } => {
+            let root = read(&root)?;
+            let identity = Identity::client(root.cluster, &roles, &name).map_err(Failure::usage)?;
+            credentials::write(&out, &root, &identity, &[], validity(&lasting)).map_err(Failure::error)?;
+            made(&identity, &[&out], &lasting, format)
+        }
+    }
+}
+
+fn root(out: &Path, format: Format) -> Result<(), Failure> {
+    let root = Root::generate().map_err(Failure::error)?;
+    root.write(out).map_err(Failure::error)?;
+    let (cluster, public) = (root.cluster.to_string(), root.public().to_string());
+    Ok(line(match format {
+        Format::Json => json!({ "root": out, "cluster": cluster, "public": public }).to_string(),
+        Format::Text => {
+            let out = out.display();
+            format!("{out}: the root key of a new cluster; keep it offline\nuuid = \"{cluster}\"\nroot = \"{public}\"")
+        }
+    })?)
+}
+
+fn node(
+    root: &Root,
+    role: Role,
+    id: NodeId,
+    addresses: &[String],
+    out: &Path,
+    lasting: &Lasting,
+    format: Format,
+) -> Result<(), Failure> {
+    fs::create_dir_all(out).map_err(|wrong| Failure::error(format!("{}: {wrong}", out.display())))?;
+    let key = out.join("node.key");
+    if key.exists() {
+        // A node keeps its signing key: what it signed stays believed.
+        let held = Signer::read(&key, role, root.cluster, root.public()).map_err(Failure::error)?;
+        if held.node() != id {
+            return Err(Failure::error(format!("{} is the key of {}, not of {id}", key.display(), held.node())));
+        }
+    } else {
+        // Random, since whoever has the root key need not remember what it certified.
+        let serial = CertificateSerial(u64::from_le_bytes(random().map_err(Failure::error)?).max(1));
+        let signer = root.certify(serial, id, role).map_err(Failure::error)?;
+        signer.write(&key).map_err(Failure::error)?;
+    }
+    let identity = Identity::node(root.cluster, role, id).map_err(Failure::usage)?;
+    let file = out.join(NODE_CREDENTIALS);
+    credentials::write(&file, root, &identity, addresses, validity(lasting)).map_err(Failure::error)?;
+    made(&identity, &[&key, &file], lasting, format)
+}
+
+fn read(root: &Path) -> Result<Root, Failure> {
+    Root::read(root).map_err(|wrong| Failure::error(wrong).hint("quarry keys root makes the root key of a new cluster"))
+}
+
+fn validity(lasting: &Lasting) -> Validity {
+    Validity::lasting(SystemClock.wall_ms(), DAY * lasting.days)
+}
+
+fn made(identity: &Identity, files: &[&Path], lasting: &Lasting, format: Format) -> Result<(), Failure> {
+    Ok(line(match format {
+        Format::Json => json!({ "identity": identity.to_string(), "files": files, "days": lasting.days }).to_string(),
+        Format::Text => {
+            let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+            format!("{identity}, for {} days: {}", lasting.days, files.join(" "))
+        }
+    })?)
+}
