@@ -110,7 +110,7 @@ const NODE: NodeId = NodeId(101);
 
 impl Scene {
     async fn start() -> Self {
-        let cluster = TestCluster::start_with(|spec| spec.data_nodes = 1).await;
+        let cluster = TestCluster::start_with(|spec| (spec.data_nodes, spec.plaintext) = (1, true)).await;
         let client = cluster.client().await;
         let blocks = create_namespace(&client, 1, None).await;
         blocks.put("kept", pattern(1, 5_000)).await.unwrap();
@@ -355,7 +355,7 @@ async fn no_mutant_of_a_certificate_or_region_record_is_taken_and_none_of_a_regi
 /// The paths that a mutant is sent to are those of the services: one that does not exist would be refused without being looked at.
 #[tokio::test]
 async fn a_method_that_does_not_exist_is_unimplemented_and_no_mutant_is_sent_to_one() {
-    let cluster = quarry_tests::shared().await;
+    let cluster = quarry_tests::shared_without_tls().await;
     let mut found = BTreeMap::new();
     for (member, method) in [
         (cluster.metas()[0], "/quarry.v1.Control/Nothing"),

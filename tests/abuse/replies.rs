@@ -34,6 +34,8 @@ async fn relayed() -> (TestCluster, Relays) {
     let mut relays = Relays::reserve(3).await;
     let small = |spec: &mut quarry_tests::LocalSpec| {
         spec.metas = 1;
+        // The relays between the processes are nobody's.
+        spec.plaintext = true;
         // A data node whose connections are cut is not dead.
         spec.node_silence_ms = 60_000;
     };

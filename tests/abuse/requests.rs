@@ -37,7 +37,7 @@ const NODE: NodeId = NodeId(101);
 const SILENT: usize = 500;
 
 async fn one_node() -> TestCluster {
-    TestCluster::start_with(|spec| (spec.metas, spec.data_nodes) = (1, 1)).await
+    TestCluster::start_with(|spec| (spec.metas, spec.data_nodes, spec.plaintext) = (1, 1, true)).await
 }
 
 fn wish(blocks: &quarry_client::Namespace) -> Wish {
@@ -213,7 +213,7 @@ async fn steps_out_of_order_are_refused_and_the_right_order_still_works() {
 /// As many as fit in a message, and more. Without the limit of a message, or of a batch, they are worked on.
 #[tokio::test]
 async fn a_million_entries_are_refused_whether_they_fit_in_a_message_or_not() {
-    let cluster = quarry_tests::shared().await;
+    let cluster = quarry_tests::shared_without_tls().await;
     let node = cluster.address(cluster.data_nodes()[0]);
     let leader = cluster.address(cluster.leader(SHARD, PATIENCE).await.unwrap());
     let grant = Some(v1::GrantId { shard: SHARD, sequence: Some(v1::Ordinal { generation: 1, number: 1 << 40 }) });

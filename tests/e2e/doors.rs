@@ -5,7 +5,7 @@ use quarry_proto::{protocol::HEADER, refusal::Refusal, v1};
 use quarry_tests::{
     Seed, TestCluster,
     calls::{self, Turned, at_leader, refusal},
-    shared,
+    shared_without_tls,
 };
 use quarry_wire::limits::{COMMIT_ENTRIES_MAX, KEYS_PER_CALL_MAX, MESSAGE_BYTES_MAX, PROTOCOL_MAX, PROTOCOL_MIN};
 use tonic::{
@@ -20,7 +20,7 @@ fn doors(cluster: &TestCluster) -> (String, String) {
 
 #[tokio::test]
 async fn a_call_of_another_protocol_version_or_of_none_is_refused_with_the_versions_spoken() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (meta, data) = doors(&cluster);
     fn asked<T>(message: T, version: Option<u32>) -> Request<T> {
         let mut request = Request::new(message);
@@ -57,7 +57,7 @@ async fn a_call_of_another_protocol_version_or_of_none_is_refused_with_the_versi
 
 #[tokio::test]
 async fn requests_with_missing_or_impossible_parts_are_refused_and_the_data_node_lives() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (_, address) = doors(&cluster);
     let mut node = calls::data_node(&address).await.unwrap();
     let pid = cluster.pid(cluster.data_nodes()[0]).unwrap();
@@ -105,7 +105,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_data_node
 
 #[tokio::test]
 async fn requests_with_missing_or_impossible_parts_are_refused_and_the_meta_nodes_live() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (_client, blocks) = cluster.namespace().await;
     let raw = cluster.raw().await;
     let metas = raw.metas().to_vec();
@@ -182,7 +182,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_meta_node
 
 #[tokio::test]
 async fn a_message_beyond_the_limit_is_refused_and_the_servers_live() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (meta, data) = doors(&cluster);
     let huge = Bytes::from(vec![7; MESSAGE_BYTES_MAX + 1]);
     let mut node = calls::data_node(&data).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_message_beyond_the_limit_is_refused_and_the_servers_live() {
 #[tokio::test]
 async fn bytes_that_are_no_http2_or_no_protobuf_do_not_hurt_a_server() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (meta, data) = doors(&cluster);
     for address in [&meta, &data] {
         for noise in [
@@ -229,7 +229,7 @@ async fn mistaken(channel: Channel, method: &'static str, message: v1::ArmReques
 
 #[tokio::test]
 async fn a_message_of_another_kind_is_refused_by_every_method_and_the_servers_live() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (meta, data) = doors(&cluster);
     let of_metas = [
         "/quarry.v1.Control/CreateNamespace",
@@ -271,7 +271,7 @@ async fn a_message_of_another_kind_is_refused_by_every_method_and_the_servers_li
 
 #[tokio::test]
 async fn a_follower_names_the_leader() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (_client, blocks) = cluster.namespace().await;
     let raw = cluster.raw().await;
     let leader = cluster.leader(1, calls::CALL).await.unwrap();

@@ -14,4 +14,5 @@ mod library;
 mod namespaces;
 mod observe;
 mod operators;
+mod trust;
 mod values;

@@ -93,10 +93,10 @@ async fn a_second_bootstrap_changes_nothing_and_one_of_another_cluster_is_refuse
     let name = fresh_name("before");
     client.create_namespace(NamespaceSpec::cache(&name)).await.unwrap();
     let plan = quarry::admin::BootstrapPlan::read(&cluster.dir().join("bootstrap.toml")).unwrap();
-    quarry::admin::bootstrap(&plan, Duration::from_secs(10)).await.unwrap();
+    quarry::admin::bootstrap(&plan, cluster.trust(), Duration::from_secs(10)).await.unwrap();
     assert!(client.list_namespaces().await.unwrap().iter().any(|it| it.name == name));
     let other = quarry::admin::BootstrapPlan { cluster: quarry_wire::ids::ClusterUuid([9; 16]), ..plan };
-    let refused = quarry::admin::bootstrap(&other, Duration::from_secs(10)).await;
+    let refused = quarry::admin::bootstrap(&other, cluster.trust(), Duration::from_secs(10)).await;
     assert!(matches!(refused, Err(quarry::admin::CallError::Refused { .. })), "{refused:?}");
     for meta in cluster.metas() {
         assert!(calls::status(&cluster.address(meta)).await.is_ok());

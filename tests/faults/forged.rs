@@ -10,7 +10,7 @@ use quarry_proto::v1::{
 use quarry_tests::{
     calls::{self, Answer, Calls, Turned, at_leader},
     seed::pattern,
-    shared,
+    shared_without_tls,
 };
 use std::{
     future::Future,
@@ -154,7 +154,7 @@ const CHANGES: [(&str, Change); 14] = [
 
 #[tokio::test]
 async fn a_forged_descriptor_is_never_believed() {
-    let cluster = shared().await;
+    let cluster = shared_without_tls().await;
     let (_client, blocks) = cluster.namespace().await;
     // Two values of one batch, so that there are paths and neighbours.
     let items = ["one", "two"].map(|name| {
@@ -169,7 +169,7 @@ async fn a_forged_descriptor_is_never_believed() {
 
     let real = Cluster::from_file(cluster.cluster_file()).unwrap();
     let (forger, _running) = Forger::start(real.metas.clone()).await;
-    let cluster_of_forger = Cluster::new(real.uuid, real.root, vec![forger.own.clone()]).unwrap();
+    let cluster_of_forger = Cluster::new(real.uuid, real.root, vec![forger.own.clone()]).unwrap().without_tls();
     let options = Options { timeout: Duration::from_secs(2), ..Options::default() };
     let client = Client::connect(cluster_of_forger, options).await.unwrap();
     let theirs = client.namespace(&blocks.info().name).await.unwrap().fresh();

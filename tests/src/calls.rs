@@ -3,8 +3,9 @@
 use crate::wait::PATIENCE;
 use bytes::Bytes;
 use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
+use quarry_trust::{Expect, Trust};
 use quarry_wire::limits::MESSAGE_BYTES_MAX;
-use std::{future::Future, time::Duration};
+use std::{collections::BTreeMap, future::Future, sync::Mutex, time::Duration};
 use tokio::time::{Instant, sleep};
 use tonic::{
     Response, Status,
@@ -47,14 +48,54 @@ pub fn refusal<T: std::fmt::Debug>(answer: Answer<T>) -> Refusal {
     }
 }
 
-/// A connection without a protocol version.
+/// How the processes at these addresses are called, in all of this module, from now on.
+///
+/// # Panics
+/// Never: nobody panics while the lock is held.
+pub fn know<A: Into<String>>(addresses: impl IntoIterator<Item = A>, trust: &Trust) {
+    let mut known = KNOWN.lock().expect("nobody panics with it");
+    known.extend(addresses.into_iter().map(|address| (address.into(), trust.clone())));
+}
+static KNOWN: Mutex<BTreeMap<String, Trust>> = Mutex::new(BTreeMap::new());
+
+/// A connection without a protocol version: as a client that may do everything, if the address is of a cluster that asks who calls.
 ///
 /// # Errors
 /// If nobody listens there.
+///
+/// # Panics
+/// Never: nobody panics while the lock is held.
 pub async fn channel(address: &str) -> Answer<Channel> {
+    let known = KNOWN.lock().expect("nobody panics with it").get(address).cloned();
+    channel_as(&known.unwrap_or_else(Trust::off), address).await
+}
+
+/// A connection without a protocol version as somebody else.
+///
+/// # Errors
+/// If nobody listens there, or one side does not trust the other.
+///
+/// # Panics
+/// If it is no address.
+pub async fn channel_as(trust: &Trust, address: &str) -> Answer<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("addresses of a cluster are host:port");
-    let connected = endpoint.connect_timeout(CALL).timeout(CALL).connect().await;
-    connected.map_err(|wrong| Turned::Fault(Status::unavailable(wrong.to_string())))
+    let endpoint = endpoint.connect_timeout(CALL).timeout(CALL);
+    let connected = endpoint.connect_with_connector(trust.connector(Expect::ANY)).await;
+    connected.map_err(|wrong| {
+        let mut deepest: &dyn std::error::Error = &wrong;
+        while let Some(source) = deepest.source() {
+            deepest = source;
+        }
+        trust.explain(address, Status::unavailable(deepest.to_string())).into()
+    })
+}
+
+/// A connection to `address` as somebody else.
+///
+/// # Errors
+/// As [`channel_as`].
+pub async fn connect_as(trust: &Trust, address: &str) -> Answer<Calls> {
+    Ok(InterceptedService::new(channel_as(trust, address).await?, Announce))
 }
 
 /// A connection to `address`.

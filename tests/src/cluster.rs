@@ -83,6 +83,7 @@ impl TestCluster {
         let local =
             LocalCluster::create(&folder.path().join("cluster"), spec).unwrap_or_else(|wrong| panic!("{wrong}"));
         prepare(&local);
+        calls::know(local.members().into_iter().map(|member| local.address(member)), local.trust());
         // From here on a failure shows the logs.
         let mut cluster = Self { local, folder: Some(folder), _permit: permit };
         if let Err(wrong) = cluster.local.start(PATIENCE).await {
@@ -190,6 +191,8 @@ pub fn small(spec: &mut LocalSpec, data_nodes: u32, region_bytes: u64) {
     spec.data_nodes = data_nodes;
     spec.region_bytes = vec![region_bytes];
     spec.node_silence_ms = 120_000;
+    // What such a cluster is used for is not about who calls, and some of it speaks by hand in the name of others.
+    spec.plaintext = true;
 }
 
 impl Deref for TestCluster {
@@ -236,11 +239,21 @@ pub struct Shared(Arc<TestCluster>);
 /// The cluster that tests of this binary use side by side; started by whoever comes first, gone with the last.
 pub async fn shared() -> Shared {
     static SHARED: Mutex<Weak<TestCluster>> = Mutex::const_new(Weak::new());
-    let mut held = SHARED.lock().await;
+    share(&SHARED, false).await
+}
+
+/// The same without TLS: for those who speak by hand in the name of nodes and strangers, to see what stands behind the guard.
+pub async fn shared_without_tls() -> Shared {
+    static SHARED: Mutex<Weak<TestCluster>> = Mutex::const_new(Weak::new());
+    share(&SHARED, true).await
+}
+
+async fn share(held: &Mutex<Weak<TestCluster>>, plaintext: bool) -> Shared {
+    let mut held = held.lock().await;
     if let Some(cluster) = held.upgrade() {
         return Shared(cluster);
     }
-    let cluster = Arc::new(TestCluster::start().await);
+    let cluster = Arc::new(TestCluster::start_with(|spec| spec.plaintext = plaintext).await);
     *held = Arc::downgrade(&cluster);
     Shared(cluster)
 }

@@ -12,10 +12,11 @@ pub mod relay;
 pub mod rounds;
 pub mod seed;
 pub mod sockets;
+pub mod stranger;
 pub mod victim;
 pub mod wait;
 
-pub use cluster::{Shared, TestCluster, shared};
+pub use cluster::{Shared, TestCluster, shared, shared_without_tls};
 pub use quarry::local::{LocalSpec, Member, Signal};
 pub use seed::Seed;
 pub use wait::{eventually, soon};

@@ -118,11 +118,14 @@ impl RawWriter {
     /// If no meta node answers.
     pub async fn connect(cluster_file: &Path) -> Self {
         let file = quarry_client::Cluster::from_file(cluster_file).expect("the cluster file is a cluster file");
-        let id = WriterId::anonymous(seed::random().to_le_bytes());
+        let trust = file.trust().expect("its credentials are there");
+        calls::know(file.metas.clone(), &trust);
+        let id = trust.writer(seed::random().to_le_bytes());
         let (writes, reads) = (endpoint(), endpoint());
         let mut raw =
             Self { id, metas: file.metas, nodes: BTreeMap::new(), writes, reads, clock: HybridClock::default() };
         let known = raw.describe().await.changes.unwrap_or_default().data_nodes;
+        calls::know(known.iter().map(|it| it.address.clone()), &trust);
         raw.nodes = known.into_iter().map(|it| (NodeId(it.node), it.address)).collect();
         raw
     }

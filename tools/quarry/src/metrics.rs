@@ -73,6 +73,7 @@ pub fn catalogue() -> BTreeMap<String, Described> {
 fn describe_all() {
     quarry_raft::describe_metrics();
     quarry_proto::telemetry::describe_metrics();
+    quarry_trust::describe_metrics();
     quarry_meta::describe_metrics();
     quarry_datanode::describe_metrics();
     quarry_fabric::describe_metrics();

@@ -28,7 +28,8 @@ fn wrong_usage_missing_files_and_silent_clusters_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     let none = dir.path().join("none");
     let root = quarry::identity::Root::generate().unwrap();
-    let cluster = quarry_client::Cluster::new(root.cluster, root.public(), vec!["127.0.0.1:1".to_owned()]).unwrap();
+    let cluster =
+        quarry_client::Cluster::new(root.cluster, root.public(), vec!["127.0.0.1:1".to_owned()]).unwrap().without_tls();
     let silent = dir.path().join("cluster.toml");
     std::fs::write(&silent, cluster.to_toml()).unwrap();
     for line in ["status", "health"] {
@@ -37,7 +38,8 @@ fn wrong_usage_missing_files_and_silent_clusters_are_told_apart() {
         assert!(error["error"]["hint"].as_str().unwrap().contains("QUARRY_CLUSTER"), "{error}");
     }
     expect(&silent, "bootstrap", 2, "usage");
-    expect(&silent, "bootstrap --plan /no/such/plan", 1, "error");
+    expect(&silent, "bootstrap --plan /no/such/plan", 2, "usage");
+    expect(&silent, "bootstrap --plan /no/such/plan --no-tls", 1, "error");
     expect(&silent, "status", 6, "unavailable");
     // How the cluster does is the answer of health, also when it does badly.
     let health = on(&silent, "health -o json");

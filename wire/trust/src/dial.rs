@@ -34,38 +34,43 @@ const TROUBLES_MAX: usize = 4096;
 /// Who must be at the other end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expect {
-    role: Role,
+    /// None: either kind of node.
+    role: Option<Role>,
     node: Option<NodeId>,
 }
 
 impl Expect {
     /// Any meta node.
-    pub const META: Self = Self { role: Role::Meta, node: None };
+    pub const META: Self = Self { role: Some(Role::Meta), node: None };
     /// Any data node.
-    pub const DATA_NODE: Self = Self { role: Role::DataNode, node: None };
+    pub const DATA_NODE: Self = Self { role: Some(Role::DataNode), node: None };
+    /// Any node of the cluster.
+    pub const ANY: Self = Self { role: None, node: None };
 
     /// This meta node.
     #[must_use]
     pub const fn meta(node: NodeId) -> Self {
-        Self { role: Role::Meta, node: Some(node) }
+        Self { role: Some(Role::Meta), node: Some(node) }
     }
 
     /// This data node.
     #[must_use]
     pub const fn data_node(node: NodeId) -> Self {
-        Self { role: Role::DataNode, node: Some(node) }
+        Self { role: Some(Role::DataNode), node: Some(node) }
     }
 
     fn is_met_by(self, identity: &Identity) -> bool {
-        identity.is(self.role) && self.node.is_none_or(|node| identity.node_as(self.role) == Some(node))
+        let Some(role) = self.role else { return true };
+        identity.is(role) && self.node.is_none_or(|node| identity.node_as(role) == Some(node))
     }
 }
 
 impl fmt::Display for Expect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.node {
-            Some(node) => write!(f, "the {} {node}", self.role),
-            None => write!(f, "a {}", self.role),
+        match (self.role, self.node) {
+            (None, _) => f.write_str("a node"),
+            (Some(role), None) => write!(f, "a {role}"),
+            (Some(role), Some(node)) => write!(f, "the {role} {}", node.0),
         }
     }
 }

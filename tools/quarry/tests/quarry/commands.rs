@@ -100,7 +100,7 @@ fn a_command_without_an_answering_cluster_ends_as_unavailable() {
     let file = dir.path().join("cluster.toml");
     let root = quarry::identity::Root::generate().unwrap();
     let nobody = vec!["127.0.0.1:1".to_owned()];
-    let cluster = quarry_client::Cluster::new(root.cluster, root.public(), nobody).unwrap();
+    let cluster = quarry_client::Cluster::new(root.cluster, root.public(), nobody).unwrap().without_tls();
     fs::write(&file, cluster.to_toml()).unwrap();
     let output = on(&file, "get greeting --timeout 300ms");
     assert_eq!(code(&output), 6, "{}", text(&output.stderr));

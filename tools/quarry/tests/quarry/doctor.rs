@@ -59,6 +59,8 @@ async fn the_doctor_asks_every_process_of_a_cluster_and_names_the_one_that_is_go
         let found = of(&report, check);
         assert_eq!((found.len(), &found[0]["state"]), (1, &"ok".into()), "{check}: {report}");
     }
+    let credentials = of(&report, "credentials")[0];
+    assert_eq!(credentials["state"], "warn", "it says that they are for development: {report}");
     assert!(of(&report, "meta node")[0]["found"].as_str().unwrap().contains("leads the directory"), "{report}");
 
     let pid = up.pids()[1];

@@ -57,7 +57,7 @@ fn every_command_tells_wrong_usage_a_missing_cluster_file_and_a_silent_cluster_a
     let root = quarry::identity::Root::generate().unwrap();
     let nobody = vec!["127.0.0.1:1".to_owned()];
     let silent = dir.path().join("cluster.toml");
-    let cluster = quarry_client::Cluster::new(root.cluster, root.public(), nobody).unwrap();
+    let cluster = quarry_client::Cluster::new(root.cluster, root.public(), nobody).unwrap().without_tls();
     std::fs::write(&silent, cluster.to_toml()).unwrap();
     for line in CLIENTS.into_iter().chain(["top --once"]) {
         expect(&none, &format!("{line} --no-such-flag"), 2, "usage");

@@ -6,6 +6,7 @@ use quarry::{
     local::{LocalCluster, LocalError, LocalSpec, Member, Signal},
 };
 use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
+use quarry_trust::Expect;
 use std::time::Duration;
 use tonic::transport::Endpoint;
 
@@ -69,7 +70,8 @@ async fn led_by_another(cluster: &LocalCluster, not: Member) -> Member {
     }
     let to = cluster.metas().into_iter().find(|meta| *meta != not).unwrap();
     let endpoint = Endpoint::from_shared(format!("http://{}", cluster.address(leader))).unwrap();
-    let channel = endpoint.timeout(DEADLINE).connect().await.unwrap();
+    let channel =
+        endpoint.timeout(DEADLINE).connect_with_connector(cluster.trust().connector(Expect::META)).await.unwrap();
     let mut calls = v1::admin_client::AdminClient::with_interceptor(channel, Announce);
     calls.transfer_leader(v1::TransferLeaderRequest { group: DIRECTORY, to: to.node().0 }).await.unwrap();
     let until = tokio::time::Instant::now() + DEADLINE;
@@ -92,16 +94,16 @@ async fn a_cluster_is_bootstrapped_again_and_opened_again_whoever_leads_it() {
     let plan = BootstrapPlan::read(&folder.join("bootstrap.toml")).unwrap();
     let first = cluster.metas()[0];
     led_by_another(&cluster, first).await;
-    admin::bootstrap(&plan, Duration::from_secs(20)).await.unwrap();
+    admin::bootstrap(&plan, cluster.trust(), Duration::from_secs(20)).await.unwrap();
 
     // With the first of the plan down, the others are asked.
     cluster.kill(first, Signal::KILL).await.unwrap();
-    admin::bootstrap(&plan, Duration::from_secs(20)).await.unwrap();
+    admin::bootstrap(&plan, cluster.trust(), Duration::from_secs(20)).await.unwrap();
 
     // Without a majority the error is what a node says of it, not that time was up.
     let second = cluster.metas()[1];
     cluster.kill(second, Signal::KILL).await.unwrap();
-    let wrong = admin::bootstrap(&plan, Duration::from_secs(8)).await.unwrap_err();
+    let wrong = admin::bootstrap(&plan, cluster.trust(), Duration::from_secs(8)).await.unwrap_err();
     assert!(wrong.is_passing(), "{wrong}");
     match wrong {
         CallError::Refused { refusal, .. } => assert!(
