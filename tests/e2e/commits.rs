@@ -167,7 +167,7 @@ async fn nobody_commits_arms_seals_or_closes_under_the_grant_of_another() {
     }
     let outcomes = raw.commit(ONE, &grant, BOTH, vec![frame.entry]).await.unwrap();
     assert_eq!(outcomes[0].code(), Code::Committed);
-    raw.id = WriterId::anonymous([9; 8]);
+    raw.id = WriterId::marked([9; 8], raw.id.mark());
     assert!(matches!(refusal(raw.arm(ONE, &grant).await), Refusal::ArmRefused(_)));
 }
 

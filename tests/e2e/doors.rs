@@ -107,6 +107,8 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_data_node
 async fn requests_with_missing_or_impossible_parts_are_refused_and_the_meta_nodes_live() {
     let cluster = shared_without_tls().await;
     let (_client, blocks) = cluster.namespace().await;
+    // Once it holds a value, the shard has heard of the namespace.
+    blocks.put("before", "all that").await.unwrap();
     let raw = cluster.raw().await;
     let metas = raw.metas().to_vec();
     let request = raw.request().await;

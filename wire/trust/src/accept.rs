@@ -31,6 +31,20 @@ const HANDSHAKES_MAX: usize = 256;
 const TELL_EVERY: Duration = Duration::from_secs(1);
 pub(crate) const REFUSED: &str = "quarry_tls_handshakes_refused_total";
 
+/// Why handshakes fail, as metrics tell it.
+const REASONS: [&str; 10] = [
+    "broken",
+    "certificate",
+    "expired",
+    "late",
+    "name",
+    "no_certificate",
+    "not_tls",
+    "other_root",
+    "protocol",
+    "turned_down_by_client",
+];
+
 /// Connections whose clients proved who they are, made of those that arrived.
 #[derive(Debug)]
 pub struct Incoming<A, S> {
@@ -43,6 +57,8 @@ pub struct Incoming<A, S> {
 
 impl<A, S: 'static> Incoming<A, S> {
     pub(crate) fn new(arriving: A, credentials: Option<Arc<Credentials>>) -> Self {
+        // All are shown from the start, as zeros.
+        REASONS.into_iter().for_each(|reason| drop(counter!(REFUSED, "reason" => reason)));
         Self { arriving: Some(arriving), credentials, handshakes: JoinSet::new(), told: Arc::default() }
     }
 }
