@@ -108,3 +108,177 @@ pub fn node_role(name: &str) -> Result<Role, String> {
     let node = |role: &Role| matches!(role, Role::Meta | Role::DataNode);
     role(name).filter(node).ok_or_else(|| "a role is meta or datanode".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quarry_client::{Clock as _, SystemClock};
+    use quarry_trust::{Expect, Trust};
+    use quarry_wire::ids::NodeId;
+    use std::path::PathBuf;
+    use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+    use tonic::{
+        Status,
+        transport::{Channel, Endpoint, Server, server::TcpIncoming},
+    };
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    struct World {
+        root: Root,
+        folder: tempfile::TempDir,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self { root: Root::generate().unwrap(), folder: tempfile::tempdir().unwrap() }
+        }
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+        fn node(&self, role: Role, node: u64) -> Identity {
+            Identity::node(self.root.cluster, role, NodeId(node)).unwrap()
+        }
+        fn writer(&self) -> Identity {
+            Identity::client(self.root.cluster, &[Role::Writer], "w").unwrap()
+        }
+        fn trust_for(&self, name: &str, identity: &Identity, span: Duration) -> Trust {
+            let validity = Validity::lasting(SystemClock.wall_ms(), span);
+            write(&self.path(name), &self.root, identity, &[], validity).unwrap();
+            Trust::mutual(&self.path(name), self.root.cluster, self.root.public()).unwrap()
+        }
+        fn trust(&self, name: &str, identity: &Identity) -> Trust {
+            self.trust_for(name, identity, DAY)
+        }
+    }
+
+    /// A server that anybody may ask for its health; ends when dropped.
+    struct Served(String, JoinHandle<()>);
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.1.abort();
+        }
+    }
+
+    async fn serve(trust: &Trust) -> Served {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (_, health) = tonic_health::server::health_reporter();
+        let incoming = trust.incoming(TcpIncoming::from(listener));
+        let server = Server::builder().layer(trust.guard()).add_service(health).serve_with_incoming(incoming);
+        Served(address, tokio::spawn(async move { server.await.unwrap() }))
+    }
+
+    /// Connects, or says why that is not trusted.
+    async fn meet(client: &Trust, server: &Served, expect: Expect) -> Result<Channel, String> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", server.0)).unwrap();
+        let channel = endpoint.connect_with_connector_lazy(client.connector(expect));
+        let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
+        match health.check(tonic_health::pb::HealthCheckRequest::default()).await {
+            Ok(_) => Ok(channel),
+            Err(status) => {
+                Err(client.distrust(&server.0, &status).unwrap_or_else(|| panic!("not told why: {status:?}")))
+            }
+        }
+    }
+
+    async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            assert!(Instant::now() < end, "not in time: {what}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_is_taken_only_if_it_is_the_node_that_is_meant() {
+        let world = World::new();
+        let client = world.trust("client", &world.writer());
+        let data = serve(&world.trust("101", &world.node(Role::DataNode, 101))).await;
+        for expect in [Expect::ANY, Expect::DATA_NODE, Expect::data_node(NodeId(101))] {
+            assert!(meet(&client, &data, expect).await.is_ok(), "{expect}");
+        }
+        for expect in [Expect::META, Expect::meta(NodeId(101)), Expect::data_node(NodeId(102))] {
+            let why = meet(&client, &data, expect).await.unwrap_err();
+            assert!(why.contains(&expect.to_string()) && why.contains("datanode/101"), "{why}");
+        }
+        let posing = serve(&world.trust("posing", &world.writer())).await;
+        let why = meet(&client, &posing, Expect::ANY).await.unwrap_err();
+        assert!(why.contains("is a client's, not a node's"), "{why}");
+        let (other, plain) = (World::new(), serve(&Trust::off()).await);
+        let foreign = serve(&other.trust("1", &other.node(Role::Meta, 1))).await;
+        let why = meet(&client, &foreign, Expect::ANY).await.unwrap_err();
+        assert!(why.contains("another root, or of another cluster"), "{why}");
+        let why = meet(&client, &plain, Expect::ANY).await.unwrap_err();
+        assert!(why.contains("does not speak TLS"), "{why}");
+        let why = meet(&Trust::off(), &data, Expect::ANY).await.unwrap_err();
+        assert!(why.contains("speaks TLS and this side does not"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_client_is_let_in_until_its_certificate_ends() {
+        let world = World::new();
+        let server = serve(&world.trust("1", &world.node(Role::Meta, 1))).await;
+        let client = world.trust_for("brief", &world.writer(), Duration::from_secs(2));
+        assert_eq!(client.ends_within(Duration::ZERO), None);
+        assert!(client.ends_within(DAY).is_some_and(|why| why.contains("expired")));
+        let why = until("it ends", async || meet(&client, &server, Expect::META).await.err()).await;
+        assert!(why.contains("they have expired") && why.contains("quarry keys"), "{why}");
+        let path = world.path("brief");
+        let again = Trust::mutual(&path, world.root.cluster, world.root.public()).unwrap_err();
+        assert!(again.to_string().contains("has expired"), "{again}");
+    }
+
+    #[tokio::test]
+    async fn credentials_are_read_again_when_their_file_changed_and_open_connections_go_on() {
+        let world = World::new();
+        let client = world.trust("client", &world.writer());
+        let server = serve(&world.trust("node", &world.node(Role::DataNode, 101))).await;
+        let open = meet(&client, &server, Expect::data_node(NodeId(101))).await.unwrap();
+        // Another identity, so that it shows which are in use.
+        let (path, valid) = (world.path("node"), Validity::lasting(SystemClock.wall_ms(), DAY));
+        write(&path, &world.root, &world.node(Role::DataNode, 102), &[], valid).unwrap();
+        until("the new ones", async || meet(&client, &server, Expect::data_node(NodeId(102))).await.ok()).await;
+        assert!(meet(&client, &server, Expect::data_node(NodeId(101))).await.is_err());
+        let mut health = tonic_health::pb::health_client::HealthClient::new(open);
+        let still: Result<_, Status> = health.check(tonic_health::pb::HealthCheckRequest::default()).await;
+        assert!(still.is_ok(), "open connections go on: {still:?}");
+    }
+
+    #[test]
+    fn credentials_that_others_can_read_or_that_are_of_another_cluster_are_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (world, other) = (World::new(), World::new());
+        world.trust("w", &world.writer());
+        let path = world.path("w");
+        let read = |root: &Root| {
+            Trust::mutual(&path, root.cluster, root.public()).map(|_| ()).map_err(|wrong| wrong.to_string())
+        };
+        assert!(read(&other.root).unwrap_err().contains("another root or cluster"));
+        let sister = Root { cluster: other.root.cluster, key: world.root.key.clone() };
+        assert!(read(&sister).unwrap_err().contains("another root or cluster"));
+        let mut parts = std::fs::read_to_string(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(read(&world.root).unwrap_err().contains("chmod 600"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        read(&world.root).unwrap();
+        // The key of another certificate.
+        let strange = issue(&world.root, &world.writer(), &[], Validity::lasting(SystemClock.wall_ms(), DAY)).unwrap();
+        let at = strange.find("-----BEGIN PRIVATE").unwrap();
+        parts.truncate(parts.find("-----BEGIN PRIVATE").unwrap());
+        for (text, why) in [
+            (parts.clone() + &strange[at..], "private key of its certificate"),
+            (parts, "private key in PEM"),
+            (String::new(), "a certificate in PEM"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let said = read(&world.root).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+    }
+}
