@@ -210,7 +210,6 @@ impl MetaNode {
 }
 
 /// Tells the links between meta nodes which node calls, if a certificate proves that.
-#[expect(clippy::result_large_err, reason = "the shape of tonic's interceptors")]
 fn prove(mut request: Request<()>) -> Result<Request<()>, Status> {
     if let Some(node) = Caller::of(request.extensions()).node_as(certificate::Role::Meta) {
         request.extensions_mut().insert(ProvedPeer(RaftNodeId(node.0)));

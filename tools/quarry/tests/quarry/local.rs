@@ -16,7 +16,7 @@ fn spec() -> LocalSpec {
 
 async fn health(cluster: &LocalCluster) -> Health {
     let metas: Vec<String> = cluster.metas().into_iter().map(|member| cluster.address(member)).collect();
-    Health::judge(&metas, &status_all(&metas, Duration::from_secs(5)).await)
+    Health::judge(&metas, &status_all(cluster.trust(), &metas, Duration::from_secs(5)).await)
 }
 
 #[tokio::test]
