@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -27,6 +27,9 @@ use tokio_rustls::TlsAcceptor;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Handshakes under way at once; further connections wait in the system's queue.
 const HANDSHAKES_MAX: usize = 256;
+/// How long a client that was turned away may take to notice, and what it may still say meanwhile.
+const GOODBYE_MAX: Duration = Duration::from_secs(1);
+const GOODBYE_BYTES_MAX: u64 = 64 << 10;
 /// Those who were turned away are told of in the log no more often.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 pub(crate) const REFUSED: &str = "quarry_tls_handshakes_refused_total";
@@ -103,8 +106,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let own = credentials.current();
-    let shaken = timeout(HANDSHAKE_MAX, TlsAcceptor::from(Arc::clone(&own.server)).accept(socket)).await;
-    let (reason, why) = match shaken {
+    let accept = TlsAcceptor::from(Arc::clone(&own.server)).accept(socket).into_fallible();
+    let mut left = None;
+    let (reason, why) = match timeout(HANDSHAKE_MAX, accept).await {
         Ok(Ok(stream)) => {
             let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
             match shown.map(identity_of) {
@@ -115,16 +119,36 @@ where
                 None => ("no_certificate", "no certificate".to_owned()),
             }
         }
-        Ok(Err(error)) => (reason(&error), error.to_string()),
+        Ok(Err((error, socket))) => {
+            left = Some(socket);
+            (reason(&error), error.to_string())
+        }
         Err(_) => ("late", format!("not done within {HANDSHAKE_MAX:?}")),
     };
     counter!(REFUSED, "reason" => reason).increment(1);
+    tell(&told, reason, &why);
+    if let Some(socket) = left {
+        say_goodbye(socket).await;
+    }
+    None
+}
+
+fn tell(told: &Mutex<Option<Instant>>, reason: &str, why: &str) {
     let mut told = told.lock();
     if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
         *told = Some(Instant::now());
         tracing::warn!(reason, why, "a client was not let in");
     }
-    None
+}
+
+/// Lets the alert, which was sent, arrive: a socket that is closed with bytes unread takes back what it said.
+async fn say_goodbye<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) {
+    let goodbye = async {
+        socket.shutdown().await?;
+        tokio::io::copy(&mut socket.take(GOODBYE_BYTES_MAX), &mut tokio::io::sink()).await
+    };
+    // Whether the client is still there does not matter any more.
+    drop(timeout(GOODBYE_MAX, goodbye).await);
 }
 
 /// Why a handshake failed, as metrics tell it.
