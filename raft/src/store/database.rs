@@ -131,9 +131,24 @@ pub(crate) enum Medium {
     Folder {
         /// What makes writes durable. Ends before the database does: its settler holds on to it.
         journal: Mutex<Journal>,
-        _db: sled::Db,
+        db: sled::Db,
         _lock: File,
     },
     #[cfg(feature = "sim")]
     Memory,
+}
+
+impl Medium {
+    /// Leaves the database's threads nothing to do that would keep its file open. Nothing depends on what they wrote: the journal has it.
+    pub(crate) fn come_to_rest(&self) {
+        match self {
+            Self::Folder { db, .. } => {
+                if let Err(error) = db.flush() {
+                    tracing::warn!(%error, "the log database could not be flushed at its end");
+                }
+            }
+            #[cfg(feature = "sim")]
+            Self::Memory => {}
+        }
+    }
 }

@@ -27,6 +27,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -55,6 +56,10 @@ struct Files {
     open: RwLock<Option<Open>>,
 }
 
+/// How often and after which pause the database is tried again that was closed a moment ago.
+const CLOSING_TRIES: u32 = 100;
+const CLOSING_PAUSE: Duration = Duration::from_millis(20);
+
 /// One node's log database and its committer.
 pub(crate) struct Store {
     dir: PathBuf,
@@ -70,8 +75,7 @@ impl Store {
         let found = check_format(&dir, config.node)?;
         let path = dir.join("log");
         let open = || -> io::Result<Open> {
-            let db =
-                sled::Config::new().path(&path).flush_every_ms(None).cache_capacity(config.log_cache_bytes).open()?;
+            let db = open_database(&path, config.log_cache_bytes)?;
             let (log, meta) = (db.open_tree("log")?, db.open_tree("meta")?);
             db.flush()?;
             File::open(path.join("db"))?.sync_all()?;
@@ -86,7 +90,7 @@ impl Store {
             };
             let again = |kind, key: &[u8], value: &[u8]| write_again(&log, &meta, kind, key, value);
             let journal = Opened::open(&dir)?.begin(again, Box::new(settle), Arc::clone(&config.disk))?;
-            let medium = Medium::Folder { journal: Mutex::new(journal), _db: db, _lock: lock };
+            let medium = Medium::Folder { journal: Mutex::new(journal), db, _lock: lock };
             Ok(Open { log, meta, medium })
         };
         let open = open().doing(|| format!("open the log database {}", path.display()))?;
@@ -120,7 +124,10 @@ impl Store {
     /// Makes everything durable and lets go of the folder. Blocks for as long as that takes.
     pub(crate) fn close(&self) {
         self.committer.stop();
-        drop(self.files.open.write().take());
+        let open = self.files.open.write().take();
+        if let Some(open) = open.filter(|_| !self.committer.has_failed()) {
+            open.medium.come_to_rest();
+        }
     }
 
     fn with<R>(&self, work: impl FnOnce(&Open) -> io::Result<R>) -> io::Result<R> {
@@ -180,6 +187,21 @@ fn write_again(log: &Tree, meta: &Tree, kind: Kind, key: &[u8], value: &[u8]) ->
 fn cut(log: &Tree, group: GroupId, from: u64) -> io::Result<()> {
     let range = keys::log_key(group, from, 0)..=keys::log_key(group, u64::MAX, u8::MAX);
     remove_batch(log, log.keys(range), usize::MAX).map(drop)
+}
+
+/// Opens the database. Threads of its own may hold the file for a moment after it was closed in this process; other processes are kept out by
+/// our own lock.
+fn open_database(path: &Path, cache_bytes: u64) -> io::Result<sled::Db> {
+    let mut tries = 0;
+    loop {
+        match sled::Config::new().path(path).flush_every_ms(None).cache_capacity(cache_bytes).open() {
+            Err(sled::Error::Io(error)) if tries < CLOSING_TRIES && error.to_string().contains("acquire lock") => {
+                tries += 1;
+                std::thread::park_timeout(CLOSING_PAUSE);
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
 }
 
 fn lock(dir: &Path) -> Result<File, RaftError> {

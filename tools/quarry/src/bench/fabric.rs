@@ -394,9 +394,9 @@ mod tests {
     fn a_call_of_the_best_case_fills_a_commit_and_two_fit_into_the_window() {
         let window = quarry_client::Options::default().window_bytes;
         for (_, bytes) in SIZES {
-            let values = (FULL.call_bytes / bytes).clamp(1, FULL.call_values_max);
+            let values = (FULL.call_bytes / (bytes + HEADER_ROOM)).clamp(1, FULL.call_values_max);
             assert!(values * bytes >= 32 << 20, "{bytes}");
-            assert!(2 * values * (bytes + 256) <= window, "{bytes}");
+            assert!(2 * values * (bytes + HEADER_ROOM) <= window, "{bytes}");
         }
         // What a case writes in its six rounds lies in what it waits for, beside what rests of the case before it.
         assert!(6 * FULL.round_bytes as u64 <= FULL.region_bytes / 2);
