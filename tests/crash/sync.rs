@@ -146,7 +146,8 @@ fn safe_at(calls: &[Call], name: &str, folder: &Path) -> Option<f64> {
 
 #[tokio::test]
 async fn fdatasync_precedes_the_acknowledgement_on_a_quorum() {
-    let cluster = TestCluster::start().await;
+    // The trace must show what is said.
+    let cluster = TestCluster::start_with(|spec| spec.plaintext = true).await;
     let folder = tempfile::tempdir().unwrap();
     let leader = cluster.leader(DIRECTORY, PATIENCE).await.unwrap();
     let mut traces: Vec<(Member, Trace)> = Vec::new();

@@ -1,12 +1,13 @@
 //! Commits by hand: once, twice, through the other holder, beyond the fill mark, after the end, forged.
 
+use bytes::Bytes;
 use quarry_client::Namespace;
 use quarry_proto::{
     refusal::Refusal,
     v1::{self, commit_outcome::Code},
 };
 use quarry_tests::{
-    calls::{Turned, refusal},
+    calls::{self, Turned, id_bytes, refusal},
     raw::{Granted, RawWriter, Wish},
     seed::pattern,
     shared, soon,
@@ -90,7 +91,7 @@ async fn a_bad_entry_is_refused_alone() {
     // Says something else than what lies in the slot; names a slot that there is not; names no key.
     entries[1].payload_crc ^= 1;
     entries[2].slot = 8;
-    entries[3].key = bytes::Bytes::new();
+    entries[3].key = Bytes::new();
     let outcomes = raw.commit(ONE, &grant, BOTH, entries).await.unwrap();
     let codes: Vec<Code> = outcomes.iter().map(v1::CommitOutcome::code).collect();
     assert_eq!(codes[0], Code::Committed, "{outcomes:?}");
@@ -148,21 +149,26 @@ async fn nobody_commits_arms_seals_or_closes_under_the_grant_of_another() {
     assert!(matches!(refusal(thief.commit(ONE, &grant, BOTH, vec![frame.entry.clone()]).await), Refusal::Untrusted(_)));
     assert!(matches!(refusal(thief.seal(&grant, 0).await), Refusal::Untrusted(_)));
     assert!(matches!(refusal(thief.close(ONE, &grant).await), Refusal::Untrusted(_)));
+    // On one connection: hundreds of handshakes would outlast the grant.
+    let node = calls::data_node(raw.address(ONE)).await.unwrap();
+    let arm = async |grant: Bytes| {
+        let request = v1::ArmRequest { grant, writer: id_bytes(raw.id.0) };
+        calls::done(node.clone().arm(request)).await
+    };
     // A grant changed to name another writer, holder or size does not carry the leader's signature any more.
     for at in 0..grant.bytes.len() {
         let mut forged = grant.bytes.to_vec();
         forged[at] ^= 1 << (at % 8);
-        let forged = Granted { bytes: forged.into(), ..grant.clone() };
-        let answer = raw.arm(ONE, &forged).await;
+        let answer = arm(forged.into()).await;
         assert!(
             matches!(&answer, Err(Turned::Refused(Refusal::Untrusted(_) | Refusal::Malformed(_)))),
             "byte {at}: {answer:?}"
         );
     }
     // Nor is one that was cut off, or that has more behind it.
-    let longer = [&grant.bytes[..], &[0]].concat();
-    for forged in (0..grant.bytes.len()).map(|end| grant.bytes.slice(..end)).chain([longer.into()]) {
-        let answer = raw.arm(ONE, &Granted { bytes: forged, ..grant.clone() }).await;
+    let longer = Bytes::from([&grant.bytes[..], &[0]].concat());
+    for forged in (0..grant.bytes.len()).map(|end| grant.bytes.slice(..end)).chain([longer]) {
+        let answer = arm(forged).await;
         assert!(matches!(&answer, Err(Turned::Refused(Refusal::Malformed(_)))), "{answer:?}");
     }
     let outcomes = raw.commit(ONE, &grant, BOTH, vec![frame.entry]).await.unwrap();
