@@ -48,7 +48,8 @@ pub(crate) enum LibfabricError {
 }
 
 pub(crate) fn run(repository: &Path, args: &LibfabricArgs) -> Result<String, LibfabricError> {
-    let (dir, version) = match (&args.library, &args.version) {
+    let LibfabricArgs { library, version, .. } = args;
+    let (dir, version) = match (library, version) {
         (Some(dir), Some(version)) => (dir.clone(), version.clone()),
         _ => (fetch(repository)?, VERSION.to_owned()),
     };
