@@ -13,7 +13,7 @@ use crate::{
     carrier::{Domain, Wires},
     metrics::Meters,
     operation::{Op, Outcome, Pending, Permits},
-    poller::{Poller, Watch},
+    poller::{Poller, Watch, Why},
     raw::{self, Direction, Order, Source},
 };
 use parking_lot::{Mutex, RwLock};
@@ -42,6 +42,10 @@ const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_LONGEST: Duration = Duration::from_millis(10);
 /// Rounds of progress for one endpoint before others have their turn.
 const ROUNDS: usize = 64;
+/// Looks in a row that found nothing to finish, after which an endpoint with operations in flight is left alone. One does not
+/// tell: `net` of libfabric 1.17 reads what begins a message in one look and its bytes in the next, and lets us sleep in between.
+/// While the socket's buffer is full nothing more arrives, and so no new readiness would wake us.
+const LOOKS_IN_VAIN: usize = 3;
 
 /// How much longer an operation is spun for than its endpoint's configuration says, per KiB: what its bytes take on a fabric of 2 GiB/s.
 const SPIN_PER_KIB: Duration = Duration::from_nanos(480);
@@ -109,6 +113,8 @@ pub(crate) struct Core {
     watched: Mutex<bool>,
     /// Turns of the poller with this endpoint.
     looks: AtomicU64,
+    /// Operations that the poller finished in a turn of which only the clock told it.
+    found_by_clock: AtomicU64,
     /// Peers may use its memory, so somebody has to look at all times.
     serves: AtomicBool,
     poller: &'static Poller,
@@ -158,6 +164,7 @@ impl Endpoint {
             unspun: AtomicU32::new(0),
             watched: Mutex::new(false),
             looks: AtomicU64::new(0),
+            found_by_clock: AtomicU64::new(0),
             serves: AtomicBool::new(false),
             poller,
             pending: Pending::default(),
@@ -307,6 +314,13 @@ impl Endpoint {
     #[must_use]
     pub fn times_polled(&self) -> u64 {
         self.core().looks.load(Ordering::Relaxed)
+    }
+
+    /// Operations whose end the process's poller thread found only because it looks now and then in any case: wake-ups that
+    /// the provider did not give. Each cost about a millisecond.
+    #[must_use]
+    pub fn found_by_clock(&self) -> u64 {
+        self.core().found_by_clock.load(Ordering::Relaxed)
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -461,8 +475,12 @@ impl Core {
     }
 
     /// What the poller does in its turn; false if others should have their turn first.
-    pub(crate) fn serve(&self) -> bool {
+    pub(crate) fn serve(&self, why: Why) -> bool {
         self.looks.fetch_add(1, Ordering::Relaxed);
+        if why == Why::Clock {
+            let found = self.progress();
+            self.found_by_clock.fetch_add(u64::try_from(found).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
         let calm = self.settle();
         if self.watch() == Watch::Always || !calm {
             return calm;
@@ -551,25 +569,31 @@ impl Core {
         Err(OperationError::Failed { errno: -rc, provider_errno: 0, text: raw::strerror(-rc) })
     }
 
-    /// Drives the provider once and finishes what completed.
-    fn progress(&self) {
+    /// Drives the provider once and finishes what completed; how many operations that were.
+    fn progress(&self) -> usize {
         let completions = self.gate.read().as_ref().map(Wires::progress);
-        self.pending.complete(completions.into_iter().flatten());
+        self.pending.complete(completions.into_iter().flatten())
     }
 
     /// Drives the provider until its descriptor may be waited for; false if others should have their turn first.
     pub(crate) fn settle(&self) -> bool {
         let mut calm = false;
+        let mut in_vain = 0;
         for _ in 0..ROUNDS {
-            self.progress();
+            in_vain = if self.progress() > 0 { 0 } else { in_vain + 1 };
             // Also tells whether completions are left: each look at the queue costs system calls, so none is for nothing.
-            calm = self.gate.read().as_ref().is_none_or(Wires::may_sleep);
+            calm = self.gate.read().as_ref().is_none_or(Wires::may_sleep) && in_vain >= self.looks_needed();
             if calm {
                 break;
             }
         }
         self.moved.notify_waiters();
         calm
+    }
+
+    /// Looks in vain after which nothing is to be expected. What is watched at all times wakes us as long as there is something to read.
+    fn looks_needed(&self) -> usize {
+        if self.watch() == Watch::OnRequest && self.pending.len() > 0 { LOOKS_IN_VAIN } else { 0 }
     }
 
     /// Whether an operation is past its deadline without anybody having seen to it.

@@ -166,14 +166,17 @@ impl Pending {
         self.operations.lock().values().any(|op| op.deadline < now && op.posted.load(Ordering::Acquire))
     }
 
-    /// Finishes what completed. Completions that name none of ours (the provider's own) are passed over.
-    pub(crate) fn complete(&self, completions: impl Iterator<Item = Completion>) {
+    /// Finishes what completed, and counts it. Completions that name none of ours (the provider's own) are passed over.
+    pub(crate) fn complete(&self, completions: impl Iterator<Item = Completion>) -> usize {
+        let mut finished = 0;
         for Completion { context, outcome } in completions {
             let op = self.operations.lock().remove(&context);
             if let Some(op) = op {
                 op.finish(outcome.map_err(Failure::into_error));
+                finished += 1;
             }
         }
+        finished
     }
 
     /// After the endpoint was closed: what completed well in the end did; the rest is closed under its feet.

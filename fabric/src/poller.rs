@@ -42,6 +42,15 @@ pub(crate) enum Watch {
     OnRequest,
 }
 
+/// Why an endpoint has its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Its descriptor says so, or it was not done in its last turn.
+    Ready,
+    /// Time has passed.
+    Clock,
+}
+
 pub(crate) struct Poller {
     epoll: OwnedFd,
     endpoints: Mutex<HashMap<u64, Arc<Core>>>,
@@ -130,8 +139,9 @@ impl Poller {
         let mut events = [MaybeUninit::uninit(); EVENTS];
         // Endpoints that had more to do than one turn allows.
         let mut restless: Vec<Arc<Core>> = Vec::new();
-        let mut turn: Vec<Arc<Core>> = Vec::new();
+        let mut turn: Vec<(Why, Arc<Core>)> = Vec::new();
         let mut next_sweep = Instant::now() + SWEEP;
+        let mut next_look = Instant::now();
         loop {
             let mut wait =
                 if restless.is_empty() { next_sweep.saturating_duration_since(Instant::now()) } else { Duration::ZERO };
@@ -148,24 +158,28 @@ impl Poller {
                     std::process::abort();
                 }
             };
-            turn.append(&mut restless);
+            turn.extend(restless.drain(..).map(|core| (Why::Ready, core)));
             {
                 let endpoints = self.endpoints.lock();
-                turn.extend(ready.iter().filter_map(|event| endpoints.get(&event.data.u64()).cloned()));
-            }
-            if ready.is_empty() {
-                turn.extend(self.watched.lock().values().cloned());
+                let ready = ready.iter().filter_map(|event| endpoints.get(&event.data.u64()).cloned());
+                turn.extend(ready.map(|core| (Why::Ready, core)));
             }
             let now = Instant::now();
+            // Also while others are ready all the time.
+            if now >= next_look {
+                next_look = now + SWEEP_WATCHED;
+                let why = if turn.is_empty() { Why::Clock } else { Why::Ready };
+                turn.extend(self.watched.lock().values().cloned().map(|core| (why, core)));
+            }
             if now >= next_sweep {
                 next_sweep = now + SWEEP;
                 turn.clear();
-                turn.extend(self.endpoints.lock().values().cloned());
-                for core in turn.iter().filter(|core| core.overdue(now)) {
+                turn.extend(self.endpoints.lock().values().cloned().map(|core| (Why::Ready, core)));
+                for (_, core) in turn.iter().filter(|(_, core)| core.overdue(now)) {
                     core.close_overdue();
                 }
             }
-            restless.extend(turn.drain(..).filter(|core| !core.serve()));
+            restless.extend(turn.drain(..).filter_map(|(why, core)| (!core.serve(why)).then_some(core)));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Each test of `same` is the body of the test of that name on the real provider.
 
 use crate::support::{Buffer, KIB, MIB, Target, config, in_the_double, open, pattern, soon, wait_for};
-use quarry_fabric::{Access, Faults, OperationError};
+use quarry_fabric::{Access, Endpoint, EndpointConfig, Faults, OperationError};
 use std::time::Duration;
 
 /// Runs tests of the real provider in the double.
@@ -132,7 +132,7 @@ fn an_endpoint_of_the_double_reaches_no_endpoint_of_another_network() {
     in_the_double(|_| {
         block_on(async {
             let here = Target::new(4 * KIB);
-            let elsewhere = in_the_double(|_| quarry_fabric::Endpoint::open(config()).unwrap());
+            let elsewhere = in_the_double(|_| Endpoint::open(config()).unwrap());
             let peer = elsewhere.connect(&here.endpoint.address()).unwrap();
             let buffer = Buffer::filled(&elsewhere, 64, 1);
             let span = here.writable.remote_span(0..64).unwrap();
@@ -141,6 +141,27 @@ fn an_endpoint_of_the_double_reaches_no_endpoint_of_another_network() {
             assert!(ended.is_err(), "{ended:?}");
             assert_eq!(here.bytes(), vec![0; 4 * KIB]);
             drop(here.endpoint.register(&here.memory, 0..64, Access::RemoteRead, None).unwrap());
+        });
+    });
+}
+
+/// Twin: `large_reads_of_a_reader_that_fell_behind_do_not_wait_for_the_clock` in `tests/wakeups.rs`.
+#[test]
+fn what_takes_two_looks_does_not_wait_for_the_clock() {
+    const TIMES: u64 = 64;
+    in_the_double(|network| {
+        network.set(Faults { looks: 2, ..Faults::default() });
+        block_on(async {
+            let target = Target::new(4 * KIB);
+            let client = Endpoint::open(EndpointConfig { spin: EndpointConfig::SPIN, ..config() }).unwrap();
+            let peer = client.connect(&target.endpoint.address()).unwrap();
+            let buffer = Buffer::new(&client, 4 * KIB);
+            for _ in 0..TIMES {
+                let span = target.readable.remote_span(0..4 * KIB).unwrap();
+                client.read(&peer, buffer.whole(), span, soon()).await.unwrap();
+            }
+            let late = client.found_by_clock();
+            assert!(late < TIMES / 4, "{late} of {TIMES} operations were found by the clock alone");
         });
     });
 }
