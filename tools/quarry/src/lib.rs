@@ -9,6 +9,7 @@ pub mod credentials;
 pub mod exit;
 pub mod identity;
 pub mod local;
+pub mod machine;
 pub mod metrics;
 pub mod named;
 pub mod scrape;

@@ -16,6 +16,8 @@ pub(crate) struct Machine {
     pub(crate) disk: String,
     pub(crate) libfabric: String,
     pub(crate) provider: String,
+    /// How TCP paces itself, which software providers run over.
+    pub(crate) congestion: String,
     /// `release` or `debug`.
     pub(crate) profile: &'static str,
     pub(crate) build: &'static str,
@@ -35,6 +37,7 @@ impl Machine {
             disk: file_system(dir)?,
             libfabric: format!("{major}.{minor}"),
             provider: provider.name().to_owned(),
+            congestion: quarry::machine::congestion_control().unwrap_or_else(unknown),
             profile: if cfg!(debug_assertions) { "debug" } else { "release" },
             build: quarry::build::BUILD_ID,
         })
@@ -48,10 +51,10 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { processor, cores, memory_gib, kernel, disk, libfabric, provider, profile, build } = self;
+        let Self { processor, cores, memory_gib, kernel, disk, libfabric, provider, congestion, profile, build } = self;
         write!(
             f,
-            "{cores} cores of {processor}, {memory_gib} GiB, Linux {kernel}, {disk}; libfabric {libfabric}, provider {provider}; {profile} build {build}"
+            "{cores} cores of {processor}, {memory_gib} GiB, Linux {kernel}, {disk}; libfabric {libfabric}, provider {provider}, TCP {congestion}; {profile} build {build}"
         )?;
         if self.is_meaningful() { Ok(()) } else { write!(f, "\nA DEBUG BUILD: THESE NUMBERS MEAN NOTHING") }
     }

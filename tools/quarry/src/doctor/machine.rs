@@ -1,4 +1,4 @@
-//! Limits, huge pages, kernel features, ports.
+//! Limits, huge pages, kernel features, TCP, ports.
 
 use super::finding::Finding;
 use quarry_fabric::Memory;
@@ -22,6 +22,23 @@ pub(super) fn check(software: bool, findings: &mut Vec<Finding>) {
     findings.push(huge_pages(fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok().as_deref()));
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     findings.push(kernel(release.trim(), Memory::populates_at_once()));
+    if software {
+        findings.push(congestion(quarry::machine::congestion_control().as_deref()));
+    }
+}
+
+/// Only of interest where the fabric runs over TCP.
+fn congestion(control: Option<&str>) -> Finding {
+    const CHECK: &str = "congestion";
+    match control {
+        Some(paced @ ("bbr" | "bbr2" | "bbr3")) => Finding::warn(
+            CHECK,
+            format!("{paced}: paces what goes over loopback and fast networks, at half their speed"),
+            "sysctl -w net.ipv4.tcp_congestion_control=cubic",
+        ),
+        Some(other) => Finding::ok(CHECK, other),
+        None => Finding::ok(CHECK, "unknown"),
+    }
 }
 
 fn memlock(limit: Option<u64>, software: bool) -> Finding {
@@ -119,6 +136,14 @@ mod tests {
         let states = [files(None), files(Some(65536)), files(Some(1024)), files(Some(64))].map(|it| it.state);
         assert_eq!(states, [State::Ok, State::Ok, State::Warn, State::Fail]);
         assert!(files(Some(64)).remedy.unwrap().contains("ulimit -n"));
+    }
+
+    #[test]
+    fn a_congestion_control_that_paces_loopback_is_warned_of() {
+        assert_eq!(
+            [Some("bbr"), Some("cubic"), None].map(|it| congestion(it).state),
+            [State::Warn, State::Ok, State::Ok]
+        );
     }
 
     #[test]
