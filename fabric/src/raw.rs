@@ -3,6 +3,11 @@
 //! Decides flags and attributes; knows nothing of operations' lives, deadlines or who polls. Every object is opened with
 //! `FI_THREAD_SAFE`, so handles are `Send` and `Sync`; what remains to the callers is the order of closing: endpoint, queue,
 //! address vector, registrations, domain, fabric, information. Field order does that within one struct, `Arc`s between them.
+//!
+//! Calls that touch a domain's registrations or drive its endpoints exclude each other by [`Domain::calls`], in spite of `FI_THREAD_SAFE`:
+//! `net` of libfabric 1.17 does not lock its tree of keys where it is changed, and asks for a queue's state without a lock (mended in 1.19:
+//! <https://github.com/ofiwg/libfabric/issues/9148>). Without ours, processes crashed or hung. It costs little: the provider itself lets
+//! one thread at a time into a domain to post or to make progress.
 
 use crate::{
     FabricAddress, FabricError, OperationError, PIECES_MAX,
@@ -10,6 +15,7 @@ use crate::{
     error::{errno_hint, errno_name},
 };
 use libfabric_sys as ffi;
+use parking_lot::Mutex;
 use std::{
     ffi::{CStr, CString, c_void},
     net::IpAddr,
@@ -208,6 +214,8 @@ pub(crate) struct Domain {
     domain: Handle<ffi::fid_domain>,
     fabric: Handle<ffi::fid_fabric>,
     pub(crate) info: Info,
+    /// Held in every call that registers memory, ends that, knows or forgets peers, posts, makes progress, or asks whether one may sleep.
+    calls: Mutex<()>,
 }
 
 impl Domain {
@@ -221,12 +229,19 @@ impl Domain {
             // SAFETY: fabric and information are open.
             unsafe { ffi::fi_domain(fabric.raw(), info.raw(), made, ptr::null_mut()) }
         })?;
-        Ok(Self { domain, fabric, info })
+        Ok(Self { domain, fabric, info, calls: Mutex::new(()) })
     }
 
     /// Registers `length` bytes at `start`, which the caller keeps mapped until the registration *and* every endpoint of this
     /// domain are closed.
-    pub(crate) fn register(&self, start: *mut u8, length: usize, access: u64, key: u64) -> Result<Region, FabricError> {
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        start: *mut u8,
+        length: usize,
+        access: u64,
+        key: u64,
+    ) -> Result<Region, FabricError> {
+        let _alone = self.calls.lock();
         let region = Handle::open("fi_mr_reg", |made| {
             // SAFETY: the domain is open; the caller keeps the memory.
             unsafe {
@@ -247,26 +262,39 @@ impl Domain {
             FabricError::Library { errno: ffi::errno::ENOKEY, .. } => FabricError::KeyInUse { key },
             other => other,
         })?;
-        Ok(Region { region })
+        // SAFETY: the region is open.
+        let key = unsafe { ffi::fi_mr_key(region.raw()) };
+        // SAFETY: as above.
+        let descriptor = unsafe { ffi::fi_mr_desc(region.raw()) }.expose_provenance();
+        Ok(Region { region: Some(region), key, descriptor, domain: Arc::clone(self) })
     }
 }
 
 /// A memory region known to a domain.
 pub(crate) struct Region {
-    region: Handle<ffi::fid_mr>,
+    /// None only while it is dropped.
+    region: Option<Handle<ffi::fid_mr>>,
+    key: u64,
+    descriptor: usize,
+    domain: Arc<Domain>,
 }
 
 impl Region {
     /// The key that peers name.
     pub(crate) fn key(&self) -> u64 {
-        // SAFETY: the region is open.
-        unsafe { ffi::fi_mr_key(self.region.raw()) }
+        self.key
     }
 
     /// What local operations name, as an address; it means something while the region is open.
     pub(crate) fn descriptor(&self) -> usize {
-        // SAFETY: the region is open.
-        unsafe { ffi::fi_mr_desc(self.region.raw()) }.expose_provenance()
+        self.descriptor
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let _alone = self.domain.calls.lock();
+        drop(self.region.take());
     }
 }
 
@@ -435,6 +463,7 @@ impl Wires {
         let mut bytes = [0u8; ADDRESS_BYTES_MAX];
         bytes[..address.as_bytes().len()].copy_from_slice(address.as_bytes());
         let mut peer = ffi::ADDR_UNSPEC;
+        let _alone = self.after.domain.calls.lock();
         // SAFETY: `bytes` is longer than any address.
         let inserted = unsafe {
             ffi::fi_av_insert(
@@ -454,6 +483,7 @@ impl Wires {
     }
 
     pub(crate) fn remove(&self, mut peer: u64) {
+        let _alone = self.after.domain.calls.lock();
         // SAFETY: the address vector is open and knows this peer.
         let rc = unsafe { ffi::fi_av_remove(self.after.addresses.raw(), &raw mut peer, 1, 0) };
         if rc != 0 {
@@ -486,6 +516,7 @@ impl Wires {
             context: order.context,
             data: 0,
         };
+        let _alone = self.after.domain.calls.lock();
         let rc = match order.direction {
             Direction::Write => {
                 let flags = ffi::flags::COMPLETION | ffi::flags::DELIVERY_COMPLETE;
@@ -508,6 +539,7 @@ impl Wires {
     /// Whether one may wait for the descriptor; if not, there is something to do already.
     pub(crate) fn may_sleep(&self) -> bool {
         let mut fid = self.after.queue.fid();
+        let _alone = self.after.domain.calls.lock();
         // SAFETY: fabric and queue are open.
         unsafe { ffi::fi_trywait(self.after.domain.fabric.raw(), &raw mut fid, 1) == 0 }
     }
@@ -516,7 +548,10 @@ impl Wires {
     /// rest. On an error the endpoint is still open.
     pub(crate) fn close(self, late: &mut Vec<Completion>) -> Result<(), FabricError> {
         let Self { endpoint, after } = self;
-        check("fi_close (endpoint)", endpoint.close())?;
+        {
+            let _alone = after.domain.calls.lock();
+            check("fi_close (endpoint)", endpoint.close())?;
+        }
         loop {
             let before = late.len();
             late.extend(after.progress());
@@ -531,6 +566,7 @@ impl Wires {
 impl Queue {
     fn progress(&self) -> Completions {
         let mut entries = [ffi::fi_cq_entry::default(); BATCH];
+        let _alone = self.domain.calls.lock();
         // SAFETY: there is room for BATCH entries of the format that the queue was opened with.
         let read = unsafe { ffi::fi_cq_read(self.queue.raw(), entries.as_mut_ptr().cast(), BATCH) };
         let failed = read == -isize::try_from(ffi::errno::EAVAIL).expect("a small number");
