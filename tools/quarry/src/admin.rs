@@ -2,6 +2,7 @@
 //!
 //! Every call has a deadline. What the answers mean together ([`leader_of`], [`Health::judge`]) is decided by pure functions.
 
+use crate::exit::Failure;
 use bytes::Bytes;
 use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
 use quarry_trust::{Expect, Trust};
@@ -445,6 +446,21 @@ pub enum State {
     Degraded,
     /// Some group has no leader: nothing can be written there.
     Unavailable,
+}
+
+/// What to do where roles forbid a question.
+pub const ADMINISTRATOR: &str = "this needs an administrator's credentials: --credentials or QUARRY_CREDENTIALS";
+
+/// If nobody answered and somebody said that these credentials may not ask: that is what is wrong, and no outage.
+///
+/// # Errors
+/// What was said, with a hint.
+pub fn unless_forbidden<T>(answers: &[Result<T, CallError>]) -> Result<(), Failure> {
+    let forbidden = |wrong: &&CallError| matches!(wrong, CallError::Refused { refusal, .. } if matches!(**refusal, Refusal::Forbidden(_)));
+    match answers.iter().filter_map(|answer| answer.as_ref().err()).find(forbidden) {
+        Some(wrong) if answers.iter().all(Result::is_err) => Err(Failure::error(wrong).hint(ADMINISTRATOR)),
+        _ => Ok(()),
+    }
 }
 
 /// How a cluster does, and why.

@@ -151,14 +151,14 @@ pub(crate) struct UpArgs {
     /// Folder of the cluster; made if absent, opened again if it holds a cluster.
     #[arg(long, value_name = "DIR", default_value = "quarry-data")]
     pub(crate) dir: PathBuf,
-    /// Meta nodes of a new cluster.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=9))]
-    pub(crate) metas: u32,
-    /// Data nodes of a new cluster.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub(crate) data_nodes: u32,
+    /// Meta nodes of a new cluster [default: 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=9))]
+    pub(crate) metas: Option<u32>,
+    /// Data nodes of a new cluster [default: 2]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) data_nodes: Option<u32>,
     /// Memory that each data node of a new cluster lends.
-    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = size::parse)]
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = region)]
     pub(crate) region: u64,
     /// A new cluster runs without TLS: everyone on this host may do everything.
     #[arg(long)]
@@ -436,6 +436,15 @@ pub(crate) struct VerifyArgs {
     pub(crate) rounds: Vec<u32>,
     #[command(flatten)]
     pub(crate) namespace: InNamespace,
+}
+
+/// The size of a region.
+fn region(text: &str) -> Result<u64, String> {
+    let bytes = size::parse(text)?;
+    match quarry::config::wrong_region_bytes(bytes) {
+        None => Ok(bytes),
+        Some(expected) => Err(format!("expected {expected}, found {bytes}")),
+    }
 }
 
 #[cfg(test)]

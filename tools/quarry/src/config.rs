@@ -364,14 +364,7 @@ impl ConfigFile for DataNodeFile {
         if !(1..=REGIONS_MAX).contains(&regions.len()) {
             return Some(("memory.region_bytes", format!("1 to {REGIONS_MAX} regions"), regions.len().to_string()));
         }
-        let fits = |bytes: u64| {
-            let unit = if bytes >= REGION_BYTES_FULL { EXTENT_BYTES } else { REGION_BYTES_MIN };
-            (REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(unit)
-        };
-        if let Some(found) = regions.iter().find(|bytes| !fits(**bytes)) {
-            let expected = format!(
-                "{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes each, in multiples of {REGION_BYTES_MIN}, from {REGION_BYTES_FULL} on of {EXTENT_BYTES}"
-            );
+        if let Some((found, expected)) = regions.iter().find_map(|bytes| Some((bytes, wrong_region_bytes(*bytes)?))) {
             return Some(("memory.region_bytes", expected, found.to_string()));
         }
         if !(1..=LANES_MAX).contains(&self.fabric.lanes_max) {
@@ -496,6 +489,18 @@ fn explain(path: &Path, settings: &Figment, wrong: figment::Error) -> ConfigErro
 #[must_use]
 pub const fn ms(value: u64) -> Duration {
     Duration::from_millis(value)
+}
+
+/// What is expected of the size of a region, if this is not it.
+#[must_use]
+pub fn wrong_region_bytes(bytes: u64) -> Option<String> {
+    let unit = if bytes >= REGION_BYTES_FULL { EXTENT_BYTES } else { REGION_BYTES_MIN };
+    let fits = (REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(unit);
+    (!fits).then(|| {
+        format!(
+            "{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes each, in multiples of {REGION_BYTES_MIN}, from {REGION_BYTES_FULL} on of {EXTENT_BYTES}"
+        )
+    })
 }
 
 #[cfg(test)]

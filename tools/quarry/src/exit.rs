@@ -2,7 +2,7 @@
 //!
 //! The same for all our commands. Decides which error has which code; the commands decide what is an error.
 
-use crate::local::LocalError;
+use crate::{local::LocalError, stderr};
 use clap::{ValueEnum, error::ErrorKind};
 use quarry_client::{CallError, ClusterError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
 use quarry_proto::refusal::Refusal;
@@ -125,11 +125,11 @@ impl Failure {
     /// Says it on standard error, and how the process is to end.
     pub fn report(&self, program: &str, format: Format) -> ExitCode {
         match format {
-            Format::Json => eprintln!("{}", self.json()),
+            Format::Json => stderr::line(self.json()),
             Format::Text => {
-                eprintln!("{program}: {self}");
+                stderr::line(format_args!("{program}: {self}"));
                 if let Some(hint) = &self.hint {
-                    eprintln!("  hint: {hint}");
+                    stderr::line(format_args!("  hint: {hint}"));
                 }
             }
         }
@@ -156,7 +156,7 @@ pub fn usage(wrong: &clap::Error, program: &str) -> ExitCode {
     // In colours, if standard error is a terminal.
     let _ = wrong.print();
     if let Some(hint) = &failure.hint {
-        eprintln!("\n  hint: {hint}");
+        stderr::line(format_args!("\n  hint: {hint}"));
     }
     Code::Usage.into()
 }
@@ -254,7 +254,9 @@ impl From<PutError> for Failure {
             }
             PutError::StaleVersion { .. } | PutError::CompareFailed { .. } => Code::Conflict,
             PutError::NoSpace { .. } => Code::NoSpace,
-            PutError::TooFewHolders { .. } | PutError::Deadline { .. } => Code::Unavailable,
+            PutError::TooFewHolders { .. } | PutError::Deadline { .. } | PutError::Indeterminate { .. } => {
+                Code::Unavailable
+            }
             PutError::Call(call) => return by_call(call, &error),
             _ => Code::Error,
         };
@@ -275,6 +277,7 @@ impl From<DeleteError> for Failure {
     fn from(error: DeleteError) -> Self {
         let code = match &error {
             DeleteError::CompareFailed { .. } => Code::Conflict,
+            DeleteError::Indeterminate { .. } => Code::Unavailable,
             DeleteError::Call(call) => return by_call(call, &error),
             _ => Code::Error,
         };

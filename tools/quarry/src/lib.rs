@@ -13,4 +13,5 @@ pub mod machine;
 pub mod metrics;
 pub mod named;
 pub mod scrape;
+pub mod stderr;
 pub mod stdout;

@@ -4,6 +4,7 @@
 //! the line's own fields under `fields`, those of the innermost span under `span` and of all under `spans`.
 
 use crate::{cli::LogFormat, exit::Failure};
+use quarry::stderr::Stderr;
 use quarry_client::NodeId;
 use std::fmt;
 use tracing::{Event, Subscriber};
@@ -36,7 +37,7 @@ pub(crate) fn start(node: Option<NodeId>, usual: &str, chosen: Option<LogFormat>
             return Err(Failure::error(format!("QUARRY_LOG_FORMAT must be text or json, found {found:?}")));
         }
     };
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr).with_ansi(false);
     match format {
         LogFormat::Json => {
             let lines = OfNode { inner: format::format().json(), node, json: true };

@@ -58,6 +58,7 @@ async fn read(trust: &Trust, metas: &[String]) -> Result<Reading, Failure> {
     let mut processes = BTreeMap::new();
     let mut data: BTreeSet<(u64, String)> = BTreeSet::new();
     let answers = admin::status_all(trust, metas, PATIENCE).await;
+    admin::unless_forbidden(&answers)?;
     if let Some(Err(wrong)) = answers.iter().find(|_| answers.iter().all(Result::is_err)) {
         return Err(Failure::new(Code::Unavailable, format!("no meta node answers; the first: {wrong}")));
     }

@@ -6,32 +6,57 @@ use crate::{
     serve::End,
 };
 use quarry::{
-    local::{LocalCluster, LocalSpec},
+    local::{LocalCluster, LocalSpec, Member},
+    stderr,
     stdout::line,
 };
 use serde_json::json;
 use std::{fs, path::Path, time::Duration};
 
+/// Meta nodes and data nodes of a new cluster.
+const METAS: u32 = 3;
+const DATA_NODES: u32 = 2;
 /// How long a cluster may take to be ready.
 const READY: Duration = Duration::from_secs(60);
 /// How often the processes are looked after.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// Refuses options that ask for another cluster than the folder holds.
+fn agrees(args: &UpArgs, cluster: &LocalCluster) -> Result<(), Failure> {
+    let dir = args.dir.display();
+    let count = |wanted: fn(&Member) -> bool| cluster.members().iter().filter(|member| wanted(member)).count();
+    let metas = count(|member| matches!(member, Member::Meta(_)));
+    let data_nodes = count(|member| matches!(member, Member::Data(_)));
+    for (option, asked, found) in [("--metas", args.metas, metas), ("--data-nodes", args.data_nodes, data_nodes)] {
+        if let Some(asked) = asked.filter(|asked| usize::try_from(*asked) != Ok(found)) {
+            let message = format!("{option} {asked} is for a new cluster: {dir} holds one with {found}");
+            return Err(Failure::usage(message).hint("leave the option out, or name another --dir"));
+        }
+    }
+    if args.plaintext && cluster.trust().identity().is_some() {
+        let message = format!("--plaintext is for a new cluster: {dir} holds one with TLS");
+        return Err(Failure::usage(message).hint("leave the option out, or name another --dir"));
+    }
+    Ok(())
+}
+
 pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
     let mut end = End::new()?;
     let binary = std::env::current_exe().map_err(Failure::error)?;
     let spec = LocalSpec {
-        metas: args.metas,
-        data_nodes: args.data_nodes,
+        metas: args.metas.unwrap_or(METAS),
+        data_nodes: args.data_nodes.unwrap_or(DATA_NODES),
         region_bytes: vec![args.region],
         plaintext: args.plaintext,
         ..LocalSpec::new(binary)
     };
     let mut cluster = if LocalCluster::exists(&args.dir) {
-        LocalCluster::open(&args.dir, spec)
+        let cluster = LocalCluster::open(&args.dir, spec)?;
+        agrees(args, &cluster)?;
+        cluster
     } else {
-        LocalCluster::create(&args.dir, spec)
-    }?;
+        LocalCluster::create(&args.dir, spec)?
+    };
     let started = tokio::select! {
         started = cluster.start(READY) => Some(started),
         () = end.wait() => None,
@@ -44,11 +69,11 @@ pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
     let file = cluster.cluster_file();
     let dir = cluster.dir().display();
     if cluster.trust().identity().is_some() {
-        eprintln!(
+        stderr::line(format_args!(
             "warning: development credentials: the root key and all credentials of this cluster lie in {dir}; whoever reads it may do everything"
-        );
+        ));
     } else {
-        eprintln!("warning: TLS is off: whoever reaches the ports of this cluster may do everything");
+        stderr::line("warning: TLS is off: whoever reaches the ports of this cluster may do everything");
     }
     match format {
         Format::Text => say(&cluster, &file).await?,
@@ -61,7 +86,10 @@ pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
             () = end.wait() => break,
             _ = look.tick() => {
                 for (member, status) in cluster.ended()? {
-                    eprintln!("{member} ended ({status}); its log is {}", cluster.log_file(member).display());
+                    stderr::line(format_args!(
+                        "{member} ended ({status}); its log is {}",
+                        cluster.log_file(member).display()
+                    ));
                 }
             }
         }

@@ -133,6 +133,7 @@ fn whom(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
 async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = whom(ask)?;
     let answers = admin::status_all(&trust, &metas, ask.timeout).await;
+    admin::unless_forbidden(&answers)?;
     match format {
         Format::Json => line(report::json(&metas, &answers))?,
         Format::Text => line(report::text(&metas, &answers))?,
@@ -146,6 +147,7 @@ async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
 async fn health(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = whom(ask)?;
     let answers = admin::status_all(&trust, &metas, ask.timeout).await;
+    admin::unless_forbidden(&answers)?;
     let health = Health::judge(&metas, &answers);
     match format {
         Format::Json => line(serde_json::to_string(&health).map_err(Failure::error)?)?,

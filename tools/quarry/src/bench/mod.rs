@@ -26,7 +26,7 @@ use clap::{Args, ValueEnum};
 use error::BenchError;
 use machine::Machine;
 use measure::Pace;
-use quarry::stdout::line;
+use quarry::{stderr, stdout::line};
 use report::{Report, Row};
 use std::{path::PathBuf, time::Duration};
 
@@ -90,7 +90,7 @@ pub(crate) async fn run(args: &BenchArgs, format: Format) -> Result<(), Failure>
 async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let machine = Machine::here(&dir)?;
-    eprintln!("{machine}");
+    stderr::line(&machine);
     let mut session = Session {
         dir,
         pace: Pace { side: args.seconds },
@@ -151,7 +151,7 @@ impl Session {
 
     /// Takes a row; says it to whoever waits.
     fn push(&mut self, row: Row) {
-        eprintln!("{}", row.sentence());
+        stderr::line(row.sentence());
         self.rows.push(row);
     }
 }

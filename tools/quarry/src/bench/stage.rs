@@ -1,7 +1,10 @@
 //! The cluster that is measured: processes of this very binary in a folder for temporary files, gone at the end.
 
 use super::error::BenchError;
-use quarry::local::{LocalCluster, LocalSpec, Report};
+use quarry::{
+    local::{LocalCluster, LocalSpec, Report},
+    stderr,
+};
 use quarry_client::{Client, Cluster, Key, Namespace, NamespaceSpec, Options};
 use std::{
     collections::BTreeMap,
@@ -122,7 +125,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if let Err(wrong) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("quarry: {} stays: {wrong}", self.0.display());
+            stderr::line(format_args!("quarry: {} stays: {wrong}", self.0.display()));
         }
     }
 }

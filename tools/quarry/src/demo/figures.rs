@@ -7,6 +7,10 @@ use serde::Serialize;
 
 /// gRPC bytes per payload byte must be under this.
 const GRPC_SHARE_MAX: f64 = 0.01;
+/// That share is promised for blocks of this size and more, in rounds of this size and more: what a block costs over gRPC, some 350 bytes, does not
+/// depend on its size, and heartbeats do not depend on the round.
+const JUDGED_BLOCK_BYTES: u64 = 64 << 10;
+const JUDGED_BYTES: u64 = 8 << 20;
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// One measured span: what the servers counted in it, and the payload that moved.
@@ -137,9 +141,11 @@ impl Figures {
             ("written", self.grpc_bytes_per_payload_byte_written),
             ("read", self.grpc_bytes_per_payload_byte_read),
         ];
+        let judged = self.block_bytes >= JUDGED_BLOCK_BYTES && self.bytes >= JUDGED_BYTES;
         // A share that is not a number does not pass either.
         for (what, share) in shares
             .into_iter()
+            .filter(|_| judged)
             .filter(|(_, share)| !matches!(share.partial_cmp(&GRPC_SHARE_MAX), Some(std::cmp::Ordering::Less)))
         {
             problems.push(format!("gRPC moved {:.2} % of the payload ({what}), it must be under 1 %", share * 100.0));
@@ -253,6 +259,14 @@ mod tests {
         nothing.get.payload_bytes = 0;
         nothing.get.traffic = Traffic::default();
         assert_eq!(Figures::of(&nothing).problems().len(), 1);
+    }
+
+    #[test]
+    fn the_grpc_bytes_of_small_blocks_are_shown_and_not_judged() {
+        let problems = |block_bytes| {
+            Figures { block_bytes, grpc_bytes_per_payload_byte: 0.5, ..Figures::of(&measured()) }.problems().len()
+        };
+        assert_eq!((problems(JUDGED_BLOCK_BYTES - 1), problems(JUDGED_BLOCK_BYTES)), (0, 1));
     }
 
     #[test]

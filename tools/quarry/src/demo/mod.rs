@@ -18,6 +18,7 @@ use figures::{Figures, Measured, Span};
 use quarry::{
     admin::FIRST_SHARD,
     local::{LocalCluster, LocalSpec, Signal},
+    stderr,
     stdout::line,
 };
 use quarry_client::{Client, Cluster, Namespace, NamespaceSpec, Options, PutItem};
@@ -57,7 +58,14 @@ pub(crate) async fn run(args: &DemoArgs, format: Format) -> Result<(), Failure> 
     // Interrupted or failed, the processes end with `cluster`.
     let figures = tokio::select! {
         figures = Box::pin(show(args, &mut cluster)) => figures?,
-        () = end.wait() => return Err(Failure::error("interrupted")),
+        () = end.wait() => {
+            // Its processes end first.
+            drop(cluster);
+            if folder.dir.exists() {
+                folder.remove()?;
+            }
+            return Err(Failure::error("interrupted"));
+        }
     };
     match format {
         Format::Json => line(serde_json::to_string(&figures).map_err(Failure::error)?)?,
@@ -271,7 +279,7 @@ impl Folder {
         let name = format!("quarry-demo-{}", hex::encode(quarry::identity::random::<6>().map_err(Failure::error)?));
         Ok(Self { dir: std::env::temp_dir().join(name), ours: true })
     }
-    /// Removes it if nobody asked for it. After a failure it stays, with its logs.
+    /// Removes it if nobody asked for it. After a failure it stays, with its logs; when it was interrupted it goes.
     fn remove(&self) -> Result<(), Failure> {
         let remove = |dir: &Path| std::fs::remove_dir_all(dir);
         if self.ours { remove(&self.dir).map_err(Failure::error) } else { Ok(()) }
@@ -280,7 +288,7 @@ impl Folder {
 
 /// Progress goes to stderr: stdout is for the answer.
 fn say(what: impl std::fmt::Display) {
-    eprintln!("{what}");
+    stderr::line(what);
 }
 
 #[cfg(test)]

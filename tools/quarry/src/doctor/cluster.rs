@@ -42,6 +42,10 @@ pub(super) async fn check(named: &str, credentials: Option<&Path>, timeout: Dura
     };
     findings.push(of_trust(&trust, Path::new(named)));
     let answers = admin::status_all(&trust, &cluster.metas, timeout).await;
+    if let Err(wrong) = admin::unless_forbidden(&answers) {
+        findings.push(Finding::warn("cluster", wrong, admin::ADMINISTRATOR));
+        return;
+    }
     let mut data: BTreeMap<u64, String> = BTreeMap::new();
     for (address, answer) in cluster.metas.iter().zip(&answers) {
         findings.push(meta(&cluster, address, answer.as_ref()));

@@ -16,7 +16,7 @@ use crate::{
     exit::{Failure, Format},
     output::table,
 };
-use quarry::{named::cluster, stdout::line};
+use quarry::{named::cluster, stderr, stdout::line};
 use quarry_client::{Class, Client, Namespace, NamespaceInfo, NamespaceSpec, Options};
 use serde_json::{Value, json};
 use tally::{Tally, missing, of_row};
@@ -36,7 +36,7 @@ async fn in_namespace(args: &InNamespace) -> Result<(Client, Namespace), Failure
 /// Closes the client; what it did is done, so that a slow goodbye is no failure.
 async fn close(client: Client) {
     if let Err(wrong) = client.close().await {
-        eprintln!("quarry: {wrong}");
+        stderr::line(format_args!("quarry: {wrong}"));
     }
 }
 

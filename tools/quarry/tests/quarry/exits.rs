@@ -116,3 +116,36 @@ async fn every_command_tells_missing_existing_and_full_apart() {
     let error = told(&full);
     assert!(error["code"] == "no_space" && error["hint"].is_string(), "{error}");
 }
+
+/// Nobody can write there: each write fails, as on a full disk.
+fn full() -> Stdio {
+    Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap())
+}
+
+#[test]
+fn what_cannot_be_said_on_standard_error_changes_no_exit_code() {
+    let none = Path::new("/no/such/file");
+    for log in ["off", "debug"] {
+        for command in CLIENTS {
+            let mut ran = quarry();
+            ran.env("QUARRY_CLUSTER", none).env("QUARRY_NAMESPACE", "kv").env("QUARRY_LOG", log);
+            let status = ran.args(command.split(' ')).stdout(Stdio::null()).stderr(full()).status().unwrap();
+            assert_eq!(status.code(), Some(1), "{command}, QUARRY_LOG={log}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn commands_whose_log_has_no_reader_do_their_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut up = Up::start(dir.path());
+    let cluster = up.ready().await;
+    let quietly = |line: &str| {
+        let mut command = quarry();
+        command.env("QUARRY_CLUSTER", &cluster).env("QUARRY_NAMESPACE", "kv").env("QUARRY_LOG", "debug");
+        command.args(line.split(' ')).stdout(Stdio::null()).stderr(full()).status().unwrap().code()
+    };
+    assert_eq!(quietly("namespace create kv --copies 1"), Some(0));
+    assert_eq!(quietly("put k /dev/null"), Some(0));
+    assert_eq!((quietly("get k"), quietly("get nothing"), quietly("put k /dev/null")), (Some(0), Some(3), Some(4)));
+}
