@@ -9,7 +9,7 @@ use crate::{
     cli::PutArgs,
     exit::{Failure, Format},
 };
-use quarry::stdout::line;
+use quarry::{stderr, stdout::line};
 use quarry_client::{Client, Key, Namespace, PutError, PutItem, PutMode};
 use quarry_wire::{frame::header_bytes, limits::EXTENT_BYTES};
 use serde_json::json;
@@ -151,7 +151,8 @@ fn split(given: &OsStr) -> (Option<&OsStr>, &Path) {
     }
 }
 
-/// All files below a folder, by the order of their names; the key is the path from the folder on. Links to folders are not followed.
+/// All files below a folder, by the order of their names; the key is the path from the folder on. Links to folders are not followed; what is passed
+/// over is told.
 fn walk(folder: &Path, above: &[u8], found: &mut Vec<(Vec<u8>, PathBuf)>) -> Result<(), Failure> {
     let failed = |wrong: io::Error| Failure::error(format!("{}: {wrong}", folder.display()));
     let mut names: Vec<(OsString, bool)> = Vec::new();
@@ -167,6 +168,9 @@ fn walk(folder: &Path, above: &[u8], found: &mut Vec<(Vec<u8>, PathBuf)>) -> Res
             walk(&path, &[&key[..], b"/"].concat(), found)?;
         } else if path.is_file() {
             found.push((key, path));
+        } else {
+            let why = if path.is_dir() { "a link to a folder" } else { "no file" };
+            stderr::line(format_args!("quarry: {} is passed over: it is {why}", path.display()));
         }
     }
     Ok(())
