@@ -5,7 +5,7 @@ use crate::{
     endpoints::Endpoints,
     error::CallError,
     options::Options,
-    read::{cache::Cache, sharing::Sharing},
+    read::{cache::Cache, records::Renewals, sharing::Sharing},
     stats::Counters,
     write::line::{Line, LineId},
 };
@@ -42,6 +42,8 @@ pub(crate) struct Core {
     pub(crate) cache: Mutex<Cache>,
     /// Resolves that are shared by those who ask at the same time.
     pub(crate) sharing: Sharing,
+    /// Region records that are being made anew, each once for all who were refused.
+    pub(crate) renewals: Renewals,
     /// All background work: openers, committers and keepers of slabs.
     pub(crate) tasks: TaskTracker,
     /// Tells the keepers to seal their slabs; no public call begins afterwards.
@@ -71,6 +73,7 @@ impl Core {
             salt: options.entropy.bits(),
             cache: Mutex::new(Cache::new(options.cache_entries)),
             sharing: Sharing::default(),
+            renewals: Renewals::default(),
             options,
             control,
             endpoints,

@@ -9,7 +9,10 @@ use quarry_fabric::{
     ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, OperationError, Pieces, Pool, Provider,
     RemoteSpan, Wait,
 };
-use quarry_wire::{ids::NodeId, region::RegionRecord};
+use quarry_wire::{
+    ids::{NodeId, RegionEpoch},
+    region::RegionRecord,
+};
 use std::{
     collections::{BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
@@ -78,6 +81,8 @@ pub(crate) struct Target<'a> {
 #[derive(Debug)]
 pub(crate) struct Source {
     node: NodeId,
+    /// Of the record that says so.
+    pub(crate) epoch: RegionEpoch,
     endpoint: Arc<ClientEndpoint>,
     address: FabricAddress,
     /// Remote address of the region's first byte.
@@ -133,7 +138,7 @@ impl Endpoints {
     pub(crate) fn source(&self, record: &RegionRecord) -> Result<Source, FabricError> {
         let (node, address) = (record.region.node, FabricAddress::from_bytes(record.address.as_bytes())?);
         let endpoint = self.endpoint(node, &address, &record.provider, Direction::Read)?;
-        Ok(Source { node, endpoint, address, base: record.base, key: record.read_key })
+        Ok(Source { node, epoch: record.epoch, endpoint, address, base: record.base, key: record.read_key })
     }
 
     /// Reads `bytes` bytes at `offset` of the source's region into `local`, which has as many. What they are worth is not known yet.
@@ -191,6 +196,11 @@ impl Endpoints {
             entry.in_a_row = entry.in_a_row.saturating_add(1);
         }
         entry.last = now;
+    }
+
+    /// What failed had a reason that is gone.
+    pub(crate) fn forgive(&self, node: NodeId) {
+        self.failed.lock().remove(&node);
     }
 
     /// Nodes to avoid now.

@@ -109,6 +109,14 @@ impl View {
         self.records.get(&region).map(Verified::get).filter(|record| record.incarnation == incarnation)
     }
 
+    /// Takes in a region record that its data node showed.
+    pub(crate) fn shown(&mut self, bytes: &[u8]) -> Result<(), Doubt> {
+        let signed = decode::<RegionRecord>(bytes).map_err(Doubt::Broken)?;
+        let record = self.keyring.verify(signed)?;
+        self.note_record(record);
+        Ok(())
+    }
+
     /// Forgets what was seen, so that the next description is a whole one.
     pub(crate) fn forget_seen(&mut self) {
         self.seen = None;

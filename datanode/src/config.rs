@@ -19,6 +19,9 @@ const REGIONS_MAX: usize = 64;
 /// Shortest and longest time between heartbeats.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
+/// Shortest and longest life of a read key by schedule. Readers learn each new one by a refused read, so it should not be short.
+const ROTATE_EVERY_MIN: Duration = Duration::from_secs(1);
+const ROTATE_EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Everything that a data node needs to know to start.
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ pub struct DataNodeConfig {
     pub provider: Option<String>,
     /// Time between two heartbeats to each meta node.
     pub heartbeat: Duration,
+    /// How long each region keeps a read key, a tenth more or less; none: until it is told to change it.
+    pub rotate_every: Option<Duration>,
     /// Lanes open at once; beyond that writers share.
     pub lanes_max: usize,
     /// `host:port` where this process shows its metrics, to be told by `NodeStatus`; none if it does not.
@@ -91,6 +96,11 @@ impl DataNodeConfig {
         }
         if !(HEARTBEAT_MIN..=HEARTBEAT_MAX).contains(&self.heartbeat) {
             return wrong("heartbeat", "10 ms to 60 s", format!("{:?}", self.heartbeat));
+        }
+        if let Some(every) = self.rotate_every
+            && !(ROTATE_EVERY_MIN..=ROTATE_EVERY_MAX).contains(&every)
+        {
+            return wrong("rotate_every", "1 s to 366 days", format!("{every:?}"));
         }
         if !(1..=LANES_MAX).contains(&self.lanes_max) {
             return wrong("lanes_max", "1 to 256", self.lanes_max.to_string());

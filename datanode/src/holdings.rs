@@ -3,9 +3,10 @@
 
 use crate::{
     claims::{ArmPlan, ArmRefusal, Claims, Closing, ConfirmRefusal, Confirmable, NodeTime},
-    lanes::{self, Lanes, WriteRegion},
+    lanes::{Lanes, WriteRegion},
+    readers::Reader,
 };
-use quarry_fabric::{Access, Endpoint, EndpointConfig, FabricError, Memory, Registration};
+use quarry_fabric::{EndpointConfig, FabricError, Memory};
 use quarry_wire::{
     grant::Grant,
     ids::{FeedNumber, Generation, GrantId, Incarnation, RegionEpoch, RegionId, RegionIndex, WriterId},
@@ -33,9 +34,13 @@ struct Region {
 /// A region's present incarnation.
 struct Life {
     incarnation: Incarnation,
-    /// The reader domain: it has the read key alone, and no lane has it.
-    reader: Endpoint,
-    readable: Registration,
+    /// The newest epoch that was begun. Only grows.
+    epoch: RegionEpoch,
+    /// Its reader; none between two epochs.
+    reader: Option<Reader>,
+    /// Where the reader listens, or the last one did.
+    port: Option<u16>,
+    /// The record of the newest epoch, once the directory has it.
     record: Option<Signed<RegionRecord>>,
     /// The feed number at which the directory has the record; what it said before that is about earlier lives.
     recorded: Option<FeedNumber>,
@@ -59,29 +64,39 @@ impl Holdings {
         self.regions.insert(id.index, Region { id, memory, life: None });
     }
 
-    /// A region begins a life: opens its reader endpoint under a new key. Answers the record to sign.
+    /// A region begins a life: opens its reader under a new key. Answers the record to sign.
     pub(crate) fn begin(&mut self, index: RegionIndex, incarnation: Incarnation) -> Result<RegionRecord, FabricError> {
         let region = self.regions.get_mut(&index).expect("regions are there from the start");
-        let reader = Endpoint::open(self.endpoints.clone())?;
-        let length = region.memory.len();
-        let readable = lanes::register(&reader, &region.memory, 0..length, Access::RemoteRead)?;
-        let address = reader.address();
-        let record = RegionRecord {
-            region: region.id,
-            incarnation,
-            epoch: RegionEpoch(1),
-            length: length as u64,
-            base: readable.base(),
-            read_key: readable.key(),
-            provider: self.endpoints.provider.name().to_owned(),
-            address: FabricName::new(address.as_bytes()).map_err(|wrong| FabricError::BadAddress {
-                expected: "an address that fits in a region record".to_owned(),
-                found: format!("{} bytes", wrong.found),
-            })?,
-        };
-        self.claims.begin(index, incarnation, length as u64);
-        region.life = Some(Life { incarnation, reader, readable, record: None, recorded: None });
+        let reader = Reader::open(&self.endpoints, &region.memory, None)?;
+        let epoch = RegionEpoch(1);
+        let record = record(region, incarnation, epoch, &reader, &self.endpoints)?;
+        self.claims.begin(index, incarnation, region.memory.len() as u64);
+        let port = reader.address().port();
+        region.life = Some(Life { incarnation, epoch, reader: Some(reader), port, record: None, recorded: None });
         Ok(record)
+    }
+
+    /// The next epoch of a life: the reader of the last one, its key and all that still goes through it end, then a reader is opened under a
+    /// new key. Answers the record to sign, none if that life is over. After an error the region has no reader: to be tried again.
+    pub(crate) fn rotate(
+        &mut self,
+        index: RegionIndex,
+        incarnation: Incarnation,
+    ) -> Result<Option<RegionRecord>, FabricError> {
+        let region = self.regions.get_mut(&index).expect("regions are there from the start");
+        let Some(life) = region.life.as_mut().filter(|life| life.incarnation == incarnation) else { return Ok(None) };
+        life.record = None;
+        life.epoch = RegionEpoch(life.epoch.0 + 1);
+        if let Some(reader) = life.reader.take() {
+            reader.close();
+        }
+        let (epoch, port) = (life.epoch, life.port);
+        let reader = Reader::open(&self.endpoints, &region.memory, port)?;
+        let record = record(region, incarnation, epoch, &reader, &self.endpoints)?;
+        let life = region.life.as_mut().expect("it was there above");
+        life.port = reader.address().port();
+        life.reader = Some(reader);
+        Ok(Some(record))
     }
 
     /// The directory has the record from now on. False if that life is over.
@@ -99,7 +114,9 @@ impl Holdings {
         let Some(life) = region.life.take_if(|life| life.incarnation == incarnation) else { return false };
         let closing = self.claims.void(at, index);
         self.lanes.carry_out(&closing);
-        life.reader.close();
+        if let Some(reader) = life.reader {
+            reader.close();
+        }
         true
     }
 
@@ -118,6 +135,12 @@ impl Holdings {
     /// The regions whose life belongs to a generation before `generation`.
     pub(crate) fn of_before(&self, generation: Generation) -> Vec<(RegionId, Incarnation)> {
         self.lives().into_iter().filter(|(_, life)| life.0.generation < generation).collect()
+    }
+
+    /// The present life of a region, and its record if the directory has that of its newest epoch.
+    pub(crate) fn standing(&self, index: RegionIndex) -> Option<(Incarnation, Option<&Signed<RegionRecord>>)> {
+        let life = self.regions.get(&index)?.life.as_ref()?;
+        Some((life.incarnation, life.record.as_ref()))
     }
 
     /// The records that the directory has.
@@ -196,7 +219,7 @@ impl Holdings {
     /// Bytes that peers can read, and bytes that peers can write; ranges that overlap count each time.
     pub(crate) fn registered_bytes(&self) -> (u64, u64) {
         let lives = self.regions.values().filter_map(|region| region.life.as_ref());
-        (lives.map(|life| life.readable.len() as u64).sum(), self.lanes.registered_bytes())
+        (lives.filter_map(|life| life.reader.as_ref()).map(Reader::bytes).sum(), self.lanes.registered_bytes())
     }
 
     pub(crate) fn open_lanes(&self) -> usize {
@@ -206,4 +229,27 @@ impl Holdings {
     pub(crate) fn open_claims(&self) -> usize {
         self.claims.open_claims()
     }
+}
+
+/// What is said of a region that is read through `reader`.
+fn record(
+    region: &Region,
+    incarnation: Incarnation,
+    epoch: RegionEpoch,
+    reader: &Reader,
+    endpoints: &EndpointConfig,
+) -> Result<RegionRecord, FabricError> {
+    Ok(RegionRecord {
+        region: region.id,
+        incarnation,
+        epoch,
+        length: region.memory.len() as u64,
+        base: reader.base(),
+        read_key: reader.key(),
+        provider: endpoints.provider.name().to_owned(),
+        address: FabricName::new(reader.address().as_bytes()).map_err(|wrong| FabricError::BadAddress {
+            expected: "an address that fits in a region record".to_owned(),
+            found: format!("{} bytes", wrong.found),
+        })?,
+    })
 }

@@ -4,7 +4,8 @@
 //! writer can reach which bytes (*Fenced writers*). The parts, from the decision to the wire:
 //!
 //! - [`claims`]: who may write which bytes of which region. Pure; time is an argument.
-//! - `lanes`, `regions`: the endpoints that make those decisions true. A lane is an endpoint in a domain of its own; closing it is the fence.
+//! - `lanes`, `readers`, `regions`: the endpoints that make those decisions true. A lane is an endpoint in a domain of its own; closing it is
+//!   the fence. A reader lives for one epoch; `rotations` says when the next one begins.
 //! - `confirm`: checks frames in memory against commit entries and signs one batch over those that are there (*No half-truth*).
 //! - `commit`: coordinates: asks all holders to confirm, publishes at the shard's leader, answers one outcome per entry.
 //! - `membership`, `heartbeat`, `metas`: whom to believe, who is alive, who leads.
@@ -31,7 +32,9 @@ mod metas;
 mod metrics;
 mod node;
 mod probe;
+mod readers;
 mod regions;
+mod rotations;
 mod service;
 
 pub use config::DataNodeConfig;

@@ -1,12 +1,13 @@
 //! What a data node counts and measures beside its calls.
 
-use crate::{confirm::Verdict, node::Node};
+use crate::{confirm::Verdict, node::Node, regions::Cause};
 use ::metrics::{Counter, Unit, counter, describe_counter, describe_gauge, gauge};
 
 const LANES: &str = "quarry_datanode_lanes_open";
 const CLAIMS: &str = "quarry_datanode_claims_live";
 const REGIONS: &str = "quarry_datanode_regions_live";
 const REGISTERED: &str = "quarry_datanode_mr_registered_bytes";
+const ROTATIONS: &str = "quarry_datanode_region_rotations_total";
 const ENTRIES: &str = "quarry_datanode_confirm_entries_total";
 const SIGNATURES: &str = "quarry_datanode_attestation_signatures_total";
 const COMMITS: &str = "quarry_datanode_commit_batches_total";
@@ -21,6 +22,11 @@ pub fn describe_metrics() {
         REGISTERED,
         Unit::Bytes,
         "Memory registered with the fabric, by what peers may do with it: read, write. Memory that is both counts twice."
+    );
+    describe_counter!(
+        ROTATIONS,
+        Unit::Count,
+        "Times that a region was given a new read key within its life, by cause: command, schedule."
     );
     describe_counter!(
         ENTRIES,
@@ -40,6 +46,8 @@ pub(crate) struct Meters {
     answered: Counter,
     turned_down: Counter,
     entries: Counter,
+    rotated_on_command: Counter,
+    rotated_on_schedule: Counter,
 }
 
 impl Meters {
@@ -51,6 +59,8 @@ impl Meters {
             answered: counter!(COMMITS, "result" => "answered"),
             turned_down: counter!(COMMITS, "result" => "refused"),
             entries: counter!(COMMIT_ENTRIES),
+            rotated_on_command: counter!(ROTATIONS, "cause" => "command"),
+            rotated_on_schedule: counter!(ROTATIONS, "cause" => "schedule"),
         }
     }
 
@@ -60,6 +70,14 @@ impl Meters {
         self.confirmed.increment((entries - verdict.refused.len()) as u64);
         if !verdict.attested.is_empty() {
             self.signatures.increment(1);
+        }
+    }
+
+    /// A region has a new key.
+    pub(crate) fn rotated(&self, cause: Cause) {
+        match cause {
+            Cause::Command => self.rotated_on_command.increment(1),
+            Cause::Schedule => self.rotated_on_schedule.increment(1),
         }
     }
 

@@ -11,7 +11,9 @@ use crate::{
     metas::{Channels, Metas},
     metrics::Meters,
     probe::DataProbe,
-    regions, service,
+    regions,
+    rotations::Rotations,
+    service,
 };
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -57,6 +59,8 @@ pub(crate) struct Node {
     pub(crate) certificate: Bytes,
     pub(crate) provider: String,
     pub(crate) heartbeat: Duration,
+    /// How long a region keeps a read key; none: until it is told to change it.
+    pub(crate) rotate_every: Option<Duration>,
     pub(crate) holdings: Mutex<Holdings>,
     pub(crate) membership: Membership,
     pub(crate) metas: Metas,
@@ -73,11 +77,12 @@ pub(crate) struct Node {
     refreshed: tokio::sync::Mutex<Option<Instant>>,
 }
 
-/// What of a region never changes, and the bell that rings when its life is over.
+/// What of a region never changes, who wants a new key of it, and the bell that rings when its life is over or somebody asks.
 pub(crate) struct RegionSeat {
     pub(crate) id: RegionId,
     pub(crate) length: u64,
-    pub(crate) voided: Notify,
+    pub(crate) rotations: Rotations,
+    pub(crate) bell: Notify,
 }
 
 /// How registration stands.
@@ -113,7 +118,7 @@ impl Node {
                     standing.recorded.remove(&region.index);
                 });
                 if let Some(seat) = self.regions.iter().find(|seat| seat.id == *region) {
-                    seat.voided.notify_one();
+                    seat.bell.notify_one();
                 }
             }
         }
@@ -207,7 +212,12 @@ impl DataNode {
         let mut regions = Vec::with_capacity(memories.len());
         for (index, memory) in (0..).map(RegionIndex).zip(memories) {
             let id = RegionId { node: config.node, index };
-            regions.push(RegionSeat { id, length: memory.len() as u64, voided: Notify::new() });
+            regions.push(RegionSeat {
+                id,
+                length: memory.len() as u64,
+                rotations: Rotations::default(),
+                bell: Notify::new(),
+            });
             holdings.add_region(id, memory);
         }
         let node = Arc::new(Node {
@@ -216,6 +226,7 @@ impl DataNode {
             certificate: config.certificate.encode().into(),
             provider: provider.name().to_owned(),
             heartbeat: config.heartbeat,
+            rotate_every: config.rotate_every,
             holdings: Mutex::new(holdings),
             membership,
             metas: Metas::new(config.metas, config.trust.clone()),

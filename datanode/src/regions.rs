@@ -1,13 +1,17 @@
-//! The life of a region, over and over: registered with the directory, opened, recorded, until the directory says that it is over.
+//! The life of a region, over and over: registered with the directory, opened, recorded, until the directory says that it is over; and the
+//! epochs within it, each with a read key of its own.
 //!
 //! Order matters. A region that ends has its lanes and its reader closed before the next life is asked for, so that no key of the old one can
-//! reach memory that the directory lends anew. The record is sent when the reader endpoint is open, so that a record that can be found can
-//! also be read through (*Epochs only grow*).
+//! reach memory that the directory lends anew. An epoch has its reader closed before the record of the next one is signed, so once that is
+//! acknowledged the old key is dead. The record is sent when the reader is open, so that a record that can be found can also be read through
+//! (*Epochs only grow*). Between two epochs nobody can read the region: that lasts until the directory has the record, however long it is
+//! away, and writes go on meanwhile. A crash in between is a restart, so a new life.
 
 use crate::{
     entropy,
     metas::{LeaderCallError, with_timeout},
     node::{Node, RegionSeat},
+    rotations::{self, Rotated},
 };
 use bytes::Bytes;
 use quarry_proto::{convert, refusal::Refusal, v1};
@@ -17,7 +21,7 @@ use quarry_wire::{
     signed::Signed,
 };
 use std::{sync::Arc, time::Duration};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 /// The directory's Raft group.
 const DIRECTORY: u32 = 0;
@@ -31,36 +35,94 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(2);
 pub(crate) async fn keep(node: Arc<Node>, seat: usize) {
     let region = &node.regions[seat];
     let mut trouble = Trouble::new();
+    // Those who want a key that is newer than their question. A new life has one, too.
+    let mut waiting = Vec::new();
     loop {
+        waiting.append(&mut region.rotations.take());
         let boot = entropy::bytes::<16>();
-        let record = loop {
+        let mut record = loop {
             match open(&node, region, boot).await {
                 Ok(record) => break record,
                 Err(error) => trouble.pause(&node, region, error).await,
             }
         };
-        loop {
-            match announce(&node, region, &record).await {
-                Ok(Announced::Recorded) => {
-                    tracing::info!(region = %region.id, incarnation = %record.statement.incarnation, "region registered");
-                    trouble = Trouble::new();
-                    node.standing.send_modify(|standing| {
-                        standing.recorded.insert(region.id.index);
-                        standing.last = "registered".to_owned();
-                    });
-                    break;
-                }
-                Ok(Announced::Over) => break,
-                Err(error) => trouble.pause(&node, region, error).await,
-            }
-        }
         let incarnation = record.statement.incarnation;
-        while node.holdings.lock().lives().contains(&(region.id, incarnation)) {
-            region.voided.notified().await;
+        loop {
+            let announced = loop {
+                match announce(&node, region, &record).await {
+                    Ok(announced) => break announced,
+                    Err(error) => trouble.pause(&node, region, error).await,
+                }
+            };
+            if let Announced::Over = announced {
+                break;
+            }
+            trouble = Trouble::new();
+            let epoch = record.statement.epoch;
+            tracing::info!(region = %region.id, %incarnation, %epoch, "region registered");
+            node.standing.send_modify(|standing| {
+                standing.recorded.insert(region.id.index);
+                standing.last = "registered".to_owned();
+            });
+            for asker in waiting.drain(..) {
+                // Whoever gave up does not want to know.
+                let _ = asker.send(Rotated { incarnation, epoch });
+            }
+            let Some(cause) = epoch_ends(&node, region, incarnation).await else { break };
+            waiting.append(&mut region.rotations.take());
+            let Some(next) = rotate(&node, region, incarnation, &mut trouble).await else { break };
+            node.meters.rotated(cause);
+            record = next;
         }
         node.standing.send_modify(|standing| {
             standing.recorded.remove(&region.id.index);
         });
+    }
+}
+
+/// Why an epoch ends while its region lives on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Cause {
+    /// Somebody asked.
+    Command,
+    /// It was time.
+    Schedule,
+}
+
+/// Waits until the region needs a new key, none if its life is over.
+async fn epoch_ends(node: &Node, region: &RegionSeat, incarnation: Incarnation) -> Option<Cause> {
+    let lifetime = node.rotate_every.map(|every| rotations::lifetime(every, entropy::key()));
+    let due = lifetime.map(|lifetime| Instant::now() + lifetime);
+    loop {
+        if !node.holdings.lock().lives().contains(&(region.id, incarnation)) {
+            return None;
+        }
+        if region.rotations.is_asked() {
+            return Some(Cause::Command);
+        }
+        tokio::select! {
+            () = region.bell.notified() => {}
+            () = async { sleep_until(due.expect("only with a schedule")).await }, if due.is_some() => {
+                return Some(Cause::Schedule);
+            }
+        }
+    }
+}
+
+/// Ends the epoch and begins the next one, none if the life is over.
+async fn rotate(
+    node: &Node,
+    region: &RegionSeat,
+    incarnation: Incarnation,
+    trouble: &mut Trouble,
+) -> Option<Signed<RegionRecord>> {
+    loop {
+        let rotated = node.holdings.lock().rotate(region.id.index, incarnation);
+        match rotated {
+            Ok(record) => return record.map(|record| node.membership.sign(record)),
+            // The old key is dead all the same.
+            Err(error) => trouble.pause(node, region, error.to_string()).await,
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use crate::{
     claims::{ArmRefusal, ConfirmRefusal},
     commit, confirm, entropy,
     holdings::ArmError,
-    node::Node,
+    node::{Node, RegionSeat},
+    rotations::Rotated,
 };
 use quarry_proto::{
     convert,
@@ -20,12 +21,13 @@ use quarry_proto::{
 use quarry_trust::Caller;
 use quarry_wire::{
     grant::{Class, Grant},
+    ids::RegionIndex,
     limits::MESSAGE_BYTES_MAX,
 };
 use std::{sync::Arc, time::Duration};
 use tokio::{
     net::TcpListener,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -45,6 +47,8 @@ const CALLS_PER_CONNECTION: usize = 256;
 /// When an idle peer is asked whether it is still there, and how long it may take to say so.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_MAX: Duration = Duration::from_secs(5);
+/// Longest reason for a rotation: it goes to the log.
+const WHY_BYTES_MAX: usize = 256;
 
 struct Service {
     node: Arc<Node>,
@@ -159,9 +163,71 @@ impl DataNode for Service {
         Ok(Response::new(v1::CloseReply {}))
     }
 
+    async fn region_record(
+        &self,
+        request: Request<v1::RegionRecordRequest>,
+    ) -> Result<Response<v1::RegionRecordReply>, Status> {
+        let index = RegionIndex(request.into_inner().region);
+        let holdings = self.node.holdings.lock();
+        let (incarnation, record) = holdings.standing(index).unzip();
+        Ok(Response::new(v1::RegionRecordReply {
+            incarnation: incarnation.map(Into::into),
+            record: record.flatten().map(|record| record.encode().into()).unwrap_or_default(),
+        }))
+    }
+
+    // For administrators.
+    async fn rotate_region(
+        &self,
+        request: Request<v1::RotateRegionRequest>,
+    ) -> Result<Response<v1::RotateRegionReply>, Status> {
+        let deadline = deadline(request.metadata());
+        Ok(Response::new(rotate(&self.node, request.into_inner(), deadline).await?))
+    }
+
     async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
         Ok(Response::new(status(&self.node)))
     }
+}
+
+/// Asks for new read keys and waits until the directory has their records.
+async fn rotate(
+    node: &Node,
+    asked: v1::RotateRegionRequest,
+    deadline: Instant,
+) -> Result<v1::RotateRegionReply, Refusal> {
+    if asked.why.len() > WHY_BYTES_MAX {
+        let expected = format_args!("at most {WHY_BYTES_MAX} bytes");
+        return Err(Refusal::malformed("why", expected, format_args!("{} bytes", asked.why.len())));
+    }
+    let wanted = |seat: &&RegionSeat| asked.region.is_none_or(|index| seat.id.index == RegionIndex(index));
+    let seats: Vec<&RegionSeat> = node.regions.iter().filter(wanted).collect();
+    if seats.is_empty() {
+        let expected = format_args!("0 to {}", node.regions.len() - 1);
+        return Err(Refusal::malformed("region", expected, asked.region.unwrap_or_default()));
+    }
+    let mut done = Vec::with_capacity(seats.len());
+    for seat in seats {
+        tracing::info!(region = %seat.id, why = asked.why, "a new read key is asked for");
+        done.push((seat.id, seat.rotations.ask()));
+        seat.bell.notify_one();
+    }
+    let mut regions = Vec::with_capacity(done.len());
+    for (region, done) in done {
+        let Ok(Ok(Rotated { incarnation, epoch })) = timeout_at(deadline, done).await else {
+            let last = node.standing.borrow().last.clone();
+            let why = format!(
+                "the directory does not have the new key of {region} yet, the node goes on trying; last heard: {last}"
+            );
+            return Err(Refusal::Indeterminate(v1::Indeterminate { why }));
+        };
+        regions.push(v1::RegionEpoch {
+            region: Some(region.into()),
+            incarnation: Some(incarnation.into()),
+            epoch: epoch.0,
+        });
+    }
+    Ok(v1::RotateRegionReply { regions })
 }
 
 /// What the node says of itself.

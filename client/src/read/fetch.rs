@@ -13,6 +13,7 @@ use crate::{
         check::{Expected, Miss},
         landing::Landing,
         plan::{Plan, RUN_BYTES, Run, plan},
+        records::Refused,
     },
     write::transfer_time,
 };
@@ -29,8 +30,10 @@ const DEPTH: usize = 8;
 /// A copy is waited for so long while there is another one to try (plus the time its bytes take).
 const PATIENCE: Duration = Duration::from_millis(750);
 
-/// Fetches all that were found, each from one copy after the other. Afterwards each is done or unknown.
-pub(crate) async fn fetch(core: &Core, namespace: NamespaceId, wants: &mut [Want], deadline: Instant) {
+/// Fetches all that were found, each from one copy after the other. Afterwards each is done or unknown. Answers which regions were not read
+/// although their records said how.
+pub(crate) async fn fetch(core: &Core, namespace: NamespaceId, wants: &mut [Want], deadline: Instant) -> Refused {
+    let mut refused = Refused::new();
     let mut again = false;
     loop {
         let plan = {
@@ -47,7 +50,7 @@ pub(crate) async fn fetch(core: &Core, namespace: NamespaceId, wants: &mut [Want
             if wants.iter().any(|want| matches!(want.state, State::Found { .. })) {
                 continue;
             }
-            return;
+            return refused;
         }
         let sources = {
             let view = core.control.view().read();
@@ -57,7 +60,8 @@ pub(crate) async fn fetch(core: &Core, namespace: NamespaceId, wants: &mut [Want
             };
             plan.regions.iter().map(|region| source(*region)).collect()
         };
-        let reading = Reading { core, namespace, deadline, plan: &plan, sources, state: Mutex::new((0, wants)) };
+        let (state, failed) = (Mutex::new((0, &mut *wants)), Mutex::new(&mut refused));
+        let reading = Reading { core, namespace, deadline, plan: &plan, sources, state, failed };
         match plan.runs.len() {
             1 => reading.work(Wait::spinning_until).await,
             runs => {
@@ -79,6 +83,8 @@ struct Reading<'a> {
     sources: Vec<Result<Source, String>>,
     /// The next run that nobody took, and the wants. Held for moments only.
     state: Mutex<(usize, &'a mut [Want])>,
+    /// What is answered in the end. Held for moments only.
+    failed: Mutex<&'a mut Refused>,
 }
 
 impl Reading<'_> {
@@ -187,7 +193,10 @@ impl Reading<'_> {
         let patience = if run.spare { attempt.min(PATIENCE) } else { attempt };
         let until = self.deadline.min(Instant::now() + patience + transfer_time(length(run.bytes)));
         let read = self.core.endpoints.read(source, run.offset, run.bytes, local, wait(until)).await;
-        read.map_err(|error| self.unreachable(run, &error))
+        read.map_err(|error| {
+            self.failed.lock().insert(self.plan.regions[run.region], source.epoch);
+            self.unreachable(run, &error)
+        })
     }
 
     /// Whether these bytes are the wanted ones. If not, the want knows why.

@@ -1,8 +1,10 @@
 //! Gets: from keys to checked values.
 //!
-//! Decides when the shards are asked: for what is not known within its lease, once more for what no known copy yielded, and then no more.
+//! Decides when the shards are asked: for what is not known within its lease, once more for what no known copy yielded, and then no more,
+//! unless a region of such a copy has got a new read key meanwhile.
 //! All calls that read values go one way: `cache` and `resolve` find a value's copies, `plan` chooses among them, `fetch` reads, `check` has
-//! the last word. They differ in where a payload ends: in memory of its own, or in a buffer of the reader's.
+//! the last word; `records` looks for the new key of a region that refused a read. They differ in where a payload ends: in memory of its
+//! own, or in a buffer of the reader's.
 
 pub(crate) mod cache;
 mod check;
@@ -11,6 +13,7 @@ mod landing;
 mod plan;
 pub(crate) mod probe;
 mod proof;
+pub(crate) mod records;
 pub(crate) mod resolve;
 pub(crate) mod sharing;
 
@@ -24,6 +27,7 @@ use bytes::Bytes;
 use cache::Found;
 use check::Miss;
 use quarry_wire::{ids::NamespaceId, key::Key, version::Version};
+use records::Refused;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -156,24 +160,31 @@ async fn get_all(core: &Core, namespace: NamespaceId, wants: &mut [Want], fresh:
         }
         core.counters.cache_hits.add(hits);
     }
-    let mut resolves = 0;
+    let mut resolves_left = RESOLVES_MAX;
     loop {
         // What is unknown when the shards were asked often enough stays so.
         let unknown = wants.iter().any(|want| matches!(want.state, State::Unknown { .. }));
-        if unknown && resolves < RESOLVES_MAX && Instant::now() < deadline {
-            resolves += 1;
+        if unknown && resolves_left > 0 && Instant::now() < deadline {
+            resolves_left -= 1;
             look_up(core, namespace, wants, deadline).await;
         }
         if !wants.iter().any(|want| matches!(want.state, State::Found { .. })) {
             return;
         }
-        fetch::fetch(core, namespace, wants, deadline).await;
+        let refused = fetch::fetch(core, namespace, wants, deadline).await;
+        let mut needed = Refused::new();
         for want in wants.iter_mut() {
             if let State::Unknown { spent } = &mut want.state
                 && let Some(spent) = spent.take()
             {
+                let regions = spent.copies.iter().map(|copy| (copy.region, copy.incarnation));
+                needed.extend(regions.filter_map(|region| Some((region, *refused.get(&region)?))));
                 core.cache.lock().forget(namespace, &want.key, &spent);
             }
+        }
+        // A key that was changed is nobody's failure: with the new one there is another try, and a lease that covers it.
+        if records::any_is_newer(core, &needed, deadline).await {
+            resolves_left = resolves_left.max(1);
         }
     }
 }

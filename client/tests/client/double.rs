@@ -807,6 +807,26 @@ impl DataNode for NodeServer {
         Ok(Response::new(v1::CloseReply {}))
     }
 
+    async fn region_record(
+        &self,
+        _: Request<v1::RegionRecordRequest>,
+    ) -> Result<Response<v1::RegionRecordReply>, Status> {
+        self.world.answers().await;
+        let holder = self.holder();
+        let record = convert::signed::<RegionRecord>(&holder.record)?.statement;
+        Ok(Response::new(v1::RegionRecordReply {
+            incarnation: Some(record.incarnation.into()),
+            record: holder.record.clone(),
+        }))
+    }
+
+    async fn rotate_region(
+        &self,
+        _: Request<v1::RotateRegionRequest>,
+    ) -> Result<Response<v1::RotateRegionReply>, Status> {
+        Err(Status::unimplemented("clients do not rotate"))
+    }
+
     async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
         Err(Status::unimplemented("clients do not ask for the status"))
     }

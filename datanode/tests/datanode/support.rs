@@ -399,6 +399,7 @@ pub(crate) fn config(double: &Double, id: NodeId, folder: &std::path::Path) -> D
         fabric_bind: LOCALHOST,
         provider: None,
         heartbeat: Duration::from_millis(20),
+        rotate_every: None,
         lanes_max: 256,
         admin_address: None,
     }

@@ -95,9 +95,9 @@ impl CallError {
     }
 }
 
-type Calls = InterceptedService<Channel, Announce>;
+pub(crate) type Calls = InterceptedService<Channel, Announce>;
 
-async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
+pub(crate) async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
     trust: &Trust,
     expect: Expect,
     address: &str,

@@ -27,6 +27,9 @@ pub const CONFIG_VERSION: u32 = 1;
 const SPAN_MS_MAX: u64 = 24 * 60 * 60 * 1_000;
 /// Regions of one data node, at most.
 const REGIONS_MAX: usize = 64;
+/// Shortest and longest life of a read key by schedule.
+const ROTATE_EVERY_MIN: Duration = Duration::from_secs(1);
+const ROTATE_EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// Shortest and longest time between the heartbeats of a data node, in milliseconds.
 const HEARTBEAT_MS: (u64, u64) = (10, 60_000);
 
@@ -272,11 +275,34 @@ pub struct FabricSection {
     pub provider: Option<String>,
     /// Lanes open at once; beyond that writers share.
     pub lanes_max: usize,
+    /// How long each region keeps a read key, such as "24h", a tenth more or less; absent: until `raft-admin region rotate`.
+    #[serde(skip_serializing_if = "Option::is_none", with = "span")]
+    pub rotate_every: Option<Duration>,
 }
 
 impl Default for FabricSection {
     fn default() -> Self {
-        Self { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), provider: None, lanes_max: LANES_MAX }
+        Self { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), provider: None, lanes_max: LANES_MAX, rotate_every: None }
+    }
+}
+
+/// A span of time as people write it.
+mod span {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+    use std::time::Duration;
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(super) fn serialize<S: Serializer>(span: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        match span {
+            Some(span) => to.serialize_str(&humantime::format_duration(*span).to_string()),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        let span = humantime::parse_duration(&text);
+        span.map(Some).map_err(|wrong| D::Error::custom(format!("{text:?} is no span such as \"24h\": {wrong}")))
     }
 }
 
@@ -369,6 +395,12 @@ impl ConfigFile for DataNodeFile {
         }
         if !(1..=LANES_MAX).contains(&self.fabric.lanes_max) {
             return Some(("fabric.lanes_max", format!("1 to {LANES_MAX}"), self.fabric.lanes_max.to_string()));
+        }
+        if let Some(every) = self.fabric.rotate_every
+            && !(ROTATE_EVERY_MIN..=ROTATE_EVERY_MAX).contains(&every)
+        {
+            let found = humantime::format_duration(every).to_string();
+            return Some(("fabric.rotate_every", "1s to 366days".to_owned(), found));
         }
         let (least, most) = HEARTBEAT_MS;
         let heartbeat = self.membership.heartbeat_ms;
@@ -655,6 +687,29 @@ mod tests {
             let wrong = load::<MetaFile>(&folder.join("broken.toml"), &Overrides::default()).unwrap_err();
             let said = wrong.to_string();
             assert!(matches!(wrong, ConfigError::Layout { .. }) && !said.contains("config.rs"), "{said}");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn keys_are_rotated_by_the_clock_only_where_a_file_says_so() {
+        in_jail(|jail| {
+            let node = META.split("[raft]").next().unwrap_or_default();
+            jail.create_file("data.toml", &(node.to_owned() + "[memory]\nregion_bytes = [1048576]\n"))?;
+            let path = jail.directory().join("data.toml");
+            let every = |value: &str| {
+                let mut flags = Overrides::default();
+                flags.set(&format!("fabric.rotate_every={value}")).unwrap();
+                load::<DataNodeFile>(&path, &flags).map(|file| file.fabric.rotate_every)
+            };
+            assert_eq!(load::<DataNodeFile>(&path, &Overrides::default()).unwrap().fabric.rotate_every, None);
+            let day = every("24h").unwrap();
+            assert_eq!(day, Some(Duration::from_secs(24 * 3600)));
+            let section = FabricSection { rotate_every: day, ..FabricSection::default() };
+            let text = toml::to_string(&section).unwrap();
+            assert_eq!(toml::from_str::<FabricSection>(&text).unwrap(), section);
+            assert!(matches!(every("20ms"), Err(ConfigError::Value { key, .. }) if key == "fabric.rotate_every"));
+            assert!(every("often").is_err());
             Ok(())
         });
     }

@@ -12,6 +12,7 @@ pub mod local;
 pub mod machine;
 pub mod metrics;
 pub mod named;
+pub mod regions;
 pub mod scrape;
 pub mod stderr;
 pub mod stdout;

@@ -96,6 +96,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
         fabric_bind: file.fabric.bind,
         provider: file.fabric.provider,
         heartbeat: ms(file.membership.heartbeat_ms),
+        rotate_every: file.fabric.rotate_every,
         lanes_max: file.fabric.lanes_max,
         admin_address: None,
     };

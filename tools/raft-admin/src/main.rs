@@ -1,7 +1,8 @@
-//! Administers the meta nodes of a cluster: make it, see how it is, tell scripts whether it is well.
+//! Administers a cluster: make it, see how it is, tell scripts whether it is well, change the read keys of regions.
 //!
 //! `status` and `health` ask every meta node of the cluster file and work without a leader.
 
+mod region;
 mod report;
 
 use clap::{Args, Parser, Subcommand};
@@ -55,6 +56,9 @@ enum Command {
     Status(Ask),
     /// Whether the cluster is well; the exit code says so too.
     Health(Ask),
+    /// The regions of data nodes and the keys that they are read with.
+    #[command(subcommand)]
+    Region(region::RegionCommand),
 }
 
 #[derive(Args, Debug)]
@@ -98,6 +102,7 @@ async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
         }
         Command::Status(ask) => status(&ask, format).await,
         Command::Health(ask) => health(&ask, format).await,
+        Command::Region(command) => region::run(command, format).await,
     }
 }
 
