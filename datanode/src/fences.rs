@@ -1,4 +1,5 @@
 //! *Fenced writers* in the double of the fabric: writes that are late in every way, against claims and lanes as they are in production.
+//! And reads that are late, against readers and their epochs (*Epochs only grow*).
 //! Twin on the real provider: `a_writer_stopped_in_the_middle_of_a_write_cannot_reach_a_slab_that_was_granted_to_another`.
 
 use crate::{
@@ -13,8 +14,8 @@ use quarry_fabric::{
 use quarry_wire::{
     grant::{Class, Grant, GrantHolder, Purpose},
     ids::{
-        ExtentIndex, Generation, GrantId, Incarnation, LendNumber, NamespaceId, NodeId, Ordinal, RegionId, RegionIndex,
-        ShardId, WriterId,
+        ExtentIndex, Generation, GrantId, Incarnation, LendNumber, NamespaceId, NodeId, Ordinal, RegionEpoch, RegionId,
+        RegionIndex, ShardId, WriterId,
     },
     units::{Offset, SlotCount, SlotSize},
 };
@@ -174,4 +175,47 @@ async fn closing_the_write_region_alone_would_let_a_late_write_land() {
     };
     let found = after_a_late_write(no_lanes).await;
     assert!(found.contains(&OLD), "without closing the lane nothing stops it: these tests would see it");
+}
+
+/// Begins to read the whole region, and stands still half way; `meanwhile` happens, and other bytes are written. What the read brought.
+async fn a_late_read(meanwhile: impl FnOnce(&mut Holdings)) -> Result<Vec<u8>, OperationError> {
+    let network = DoubleNetwork::new(1).unwrap();
+    network.set(Faults { step_bytes: 1_000, ..Faults::default() });
+    let memory = Memory::allocate(REGION_BYTES).unwrap();
+    memory.copy_in(0, &[OLD; SLAB_BYTES]).unwrap();
+    let mut holdings = Holdings::new(Claims::new(REGION.node, 8), config(&network));
+    holdings.add_region(REGION, Arc::clone(&memory));
+    let record = holdings.begin(REGION.index, LIFE).unwrap();
+    let address = FabricAddress::from_bytes(record.address.as_bytes()).unwrap();
+    let endpoint = Endpoint::open(config(&network)).unwrap();
+    let peer = endpoint.connect(&address).unwrap();
+    let landed = Memory::allocate(SLAB_BYTES).unwrap();
+    let local = Arc::new(endpoint.register(&landed, 0..SLAB_BYTES, Access::Local, None).unwrap());
+    let local = LocalSpan::new(&local, 0..SLAB_BYTES).unwrap();
+    let remote = RemoteSpan { address: record.base, key: record.read_key, len: SLAB_BYTES as u64 };
+    network.hold(&address);
+    let rotation = async {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while network.under_way(&address) == 0 {
+            assert!(Instant::now() < deadline, "the read never begins");
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        meanwhile(&mut holdings);
+        memory.copy_in(0, &[NEW; SLAB_BYTES]).unwrap();
+        network.release(&address);
+    };
+    let read = endpoint.read(&peer, local, remote, Instant::now() + Duration::from_secs(30));
+    let (outcome, ()) = tokio::join!(read, rotation);
+    outcome.map(|()| landed.copy_to_vec(0, SLAB_BYTES).unwrap())
+}
+
+#[tokio::test]
+async fn a_read_that_has_begun_ends_with_its_epoch_and_brings_nothing_that_came_later() {
+    let undisturbed = a_late_read(|_| {}).await.unwrap();
+    assert!(undisturbed.contains(&NEW), "a read that goes on brings what came later: this test would see it");
+    let late = a_late_read(|holdings| {
+        let next = holdings.rotate(REGION.index, LIFE).unwrap().unwrap();
+        assert_eq!(next.epoch, RegionEpoch(2));
+    });
+    assert!(late.await.is_err(), "it went on through the new epoch");
 }

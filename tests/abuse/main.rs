@@ -15,5 +15,6 @@ mod races;
 mod replies;
 mod requests;
 mod restarts;
+mod rotations;
 mod slow_readers;
 mod stopped;

@@ -80,6 +80,8 @@ pub(crate) struct Faults {
     pub(crate) silent: bool,
     /// Probes answer less than was asked.
     pub(crate) short_answers: bool,
+    /// So many times nodes say that the directory does not have their newest records yet.
+    pub(crate) changing: u32,
     /// Grants live so long instead of what was asked.
     pub(crate) ttl: Option<Duration>,
 }
@@ -88,12 +90,40 @@ struct Holder {
     id: NodeId,
     key: SecretKey,
     memory: Arc<Memory>,
-    reader: Endpoint,
-    record: Bytes,
+    reading: Mutex<Reading>,
     lane: Mutex<Endpoint>,
-    /// Write regions and their lanes, by grant; number 0 is the read region.
+    /// Write regions and their lanes, by grant.
     armed: Mutex<HashMap<u64, (FabricAddress, Registration)>>,
     address: SocketAddr,
+}
+
+/// How a holder is read in its present epoch.
+struct Reading {
+    epoch: u64,
+    reader: Endpoint,
+    _readable: Registration,
+    record: Bytes,
+}
+
+impl Reading {
+    /// Opens an epoch, where `key` says who reads what.
+    fn open(id: NodeId, key: &SecretKey, memory: &Arc<Memory>, epoch: u64, port: Option<u16>) -> Self {
+        let reader = endpoint_at(port);
+        let read_key = Some(id.0 << 32 | epoch);
+        let readable = reader.register(memory, 0..memory.len(), Access::RemoteRead, read_key).unwrap();
+        let record = RegionRecord {
+            region: region_of(id),
+            incarnation: incarnation(),
+            epoch: RegionEpoch(epoch),
+            length: REGION_BYTES,
+            base: readable.base(),
+            read_key: readable.key(),
+            provider: Provider::detect().unwrap().name().to_owned(),
+            address: FabricName::new(reader.address().as_bytes()).unwrap(),
+        };
+        let record = key.sign(CLUSTER, GENERATION, serial(id), record).encode().into();
+        Self { epoch, reader, _readable: readable, record }
+    }
 }
 
 struct Given {
@@ -146,16 +176,20 @@ impl Drop for Double {
         }
         for holder in &self.world.holders {
             holder.lane.lock().close();
-            holder.reader.close();
+            holder.reading.lock().reader.close();
         }
     }
 }
 
 fn endpoint() -> Endpoint {
+    endpoint_at(None)
+}
+
+fn endpoint_at(port: Option<u16>) -> Endpoint {
     let config = EndpointConfig {
         provider: Provider::detect().unwrap(),
         bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        port: None,
+        port,
         spin: Duration::ZERO,
     };
     Endpoint::open(config).unwrap()
@@ -172,23 +206,11 @@ impl Double {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let key = SecretKey::from_seed(&[u8::try_from(id.0).unwrap(); 32]);
             let memory = Memory::allocate(usize::try_from(REGION_BYTES).unwrap()).unwrap();
-            let reader = endpoint();
-            let region = reader.register(&memory, 0..memory.len(), Access::RemoteRead, Some(0x1000 + number)).unwrap();
-            let record = RegionRecord {
-                region: region_of(id),
-                incarnation: incarnation(),
-                epoch: RegionEpoch(1),
-                length: REGION_BYTES,
-                base: region.base(),
-                read_key: region.key(),
-                provider: Provider::detect().unwrap().name().to_owned(),
-                address: FabricName::new(reader.address().as_bytes()).unwrap(),
-            };
-            let record = key.sign(CLUSTER, GENERATION, serial(id), record).encode().into();
+            let reading = Mutex::new(Reading::open(id, &key, &memory, 1, None));
             let address = listener.local_addr().unwrap();
             listeners.push(listener);
-            let armed = Mutex::new(HashMap::from([(0, (reader.address(), region))]));
-            holders.push(Holder { id, key, memory, reader, record, lane: Mutex::new(endpoint()), armed, address });
+            let armed = Mutex::default();
+            holders.push(Holder { id, key, memory, reading, lane: Mutex::new(endpoint()), armed, address });
         }
         let meta_listeners =
             [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
@@ -320,7 +342,27 @@ impl Double {
 
     /// Stops serving reads on a holder.
     pub(crate) fn close_reader(&self, holder: usize) {
-        self.world.holders[holder].reader.close();
+        self.world.holders[holder].reading.lock().reader.close();
+    }
+
+    /// Gives a holder a new read key, as a rotation does. Nobody is told.
+    pub(crate) fn rotate(&self, holder: usize) {
+        let holder = &self.world.holders[holder];
+        let mut reading = holder.reading.lock();
+        let (epoch, port) = (reading.epoch + 1, reading.reader.address().port());
+        reading.reader.close();
+        *reading = Reading::open(holder.id, &holder.key, &holder.memory, epoch, port);
+    }
+
+    /// Another node takes the place of a holder: it is read at the same host and port, under keys of its own, and shows records of its own.
+    pub(crate) fn replace(&self, holder: usize) {
+        let holder = &self.world.holders[holder];
+        let mut reading = holder.reading.lock();
+        let port = reading.reader.address().port();
+        reading.reader.close();
+        let (other, key) = (NodeId(77), SecretKey::from_seed(&[77; 32]));
+        let memory = Memory::allocate(usize::try_from(REGION_BYTES).unwrap()).unwrap();
+        *reading = Reading::open(other, &key, &memory, 9, port);
     }
 }
 
@@ -357,7 +399,7 @@ impl World {
         v1::Changes {
             at: Some(FeedNumber::new(GENERATION, 1).into()),
             certificates,
-            records: self.holders.iter().map(|holder| holder.record.clone()).collect(),
+            records: self.holders.iter().map(|holder| holder.reading.lock().record.clone()).collect(),
             namespaces: self.state.lock().namespaces.clone(),
             revocations: Bytes::new(),
             data_nodes: self.holders.iter().map(info).collect(),
@@ -812,12 +854,13 @@ impl DataNode for NodeServer {
         _: Request<v1::RegionRecordRequest>,
     ) -> Result<Response<v1::RegionRecordReply>, Status> {
         self.world.answers().await;
-        let holder = self.holder();
-        let record = convert::signed::<RegionRecord>(&holder.record)?.statement;
-        Ok(Response::new(v1::RegionRecordReply {
-            incarnation: Some(record.incarnation.into()),
-            record: holder.record.clone(),
-        }))
+        let changing = {
+            let mut faults = self.world.faults.lock();
+            faults.changing = faults.changing.saturating_sub(1);
+            faults.changing > 0
+        };
+        let record = if changing { Bytes::new() } else { self.holder().reading.lock().record.clone() };
+        Ok(Response::new(v1::RegionRecordReply { incarnation: Some(incarnation().into()), record }))
     }
 
     async fn rotate_region(

@@ -18,18 +18,18 @@ const LARGE: usize = 300_000;
 
 /// The ways to read: whatever holds for one must hold for all.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+pub(crate) enum Way {
     Get,
     /// Together with its neighbours.
     GetMany,
     GetInto,
     GetIntoMany,
 }
-const WAYS: [Way; 4] = [Way::Get, Way::GetMany, Way::GetInto, Way::GetIntoMany];
+pub(crate) const WAYS: [Way; 4] = [Way::Get, Way::GetMany, Way::GetInto, Way::GetIntoMany];
 
 impl Way {
     /// Reads `keys` this way.
-    async fn read(
+    pub(crate) async fn read(
         self,
         client: &quarry_client::Client,
         blocks: &Namespace,

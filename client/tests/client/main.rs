@@ -10,6 +10,7 @@ mod faults;
 mod into;
 mod probes;
 mod reserve;
+mod rotations;
 
 use double::Double;
 use quarry_client::{Client, Namespace, NamespaceSpec, Options};

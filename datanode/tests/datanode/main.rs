@@ -5,4 +5,5 @@
 mod arms;
 mod commits;
 mod lives;
+mod rotations;
 mod support;

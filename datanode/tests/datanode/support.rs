@@ -120,6 +120,8 @@ pub(crate) struct DoubleState {
     pub(crate) records: BTreeMap<RegionId, Signed<RegionRecord>>,
     pub(crate) heartbeats: BTreeMap<NodeId, u64>,
     pub(crate) revocations: Bytes,
+    /// It takes no records now.
+    pub(crate) takes_no_records: bool,
     lives: BTreeMap<RegionId, (Incarnation, Bytes)>,
     nodes: BTreeMap<NodeId, String>,
     certificates: Vec<Signed<Certificate>>,
@@ -339,6 +341,9 @@ impl Registry for Serves {
         request: Request<v1::RecordRegionRequest>,
     ) -> Result<Response<v1::RecordRegionReply>, Status> {
         let mut state = self.0.lock();
+        if state.takes_no_records {
+            return Err(Refusal::NotReady(v1::NotReady { why: "no leader".to_owned(), retry_after_ms: 1 }).into());
+        }
         let signed = convert::signed::<RegionRecord>(&request.into_inner().record)?;
         let record = state.keyring().verify(signed);
         let record = record.map_err(|error| Refusal::Untrusted(v1::Untrusted { why: error.to_string() }))?;
@@ -352,6 +357,9 @@ impl Registry for Serves {
             })
             .into());
         }
+        let held = state.records.get(&region).map(|held| (held.statement.incarnation, held.statement.epoch));
+        let said = (record.get().incarnation, record.get().epoch);
+        assert!(held.is_none_or(|held| held <= said), "epochs only grow: {held:?}, then {said:?}");
         state.records.insert(region, record.signed().clone());
         state.feed += 1;
         Ok(Response::new(v1::RecordRegionReply { feed: Some(state.feed().into()) }))
@@ -495,6 +503,14 @@ pub(crate) fn reason(answer: Result<v1::ArmReply, Refusal>) -> v1::arm_refused::
         Err(Refusal::ArmRefused(it)) => it.reason(),
         other => panic!("not an arm refusal: {other:?}"),
     }
+}
+
+/// Asks for new read keys of all regions.
+pub(crate) async fn rotate(node: &Running1, wait: Duration) -> Result<Vec<v1::RegionEpoch>, Refusal> {
+    let mut request = Request::new(v1::RotateRegionRequest { region: None, why: "a test".to_owned() });
+    request.set_timeout(wait);
+    let reply = node.client.clone().rotate_region(request).await;
+    reply.map(|reply| reply.into_inner().regions).map_err(|status| refusal(&status))
 }
 
 pub(crate) async fn status(node: &Running1) -> v1::NodeStatusReply {
