@@ -86,7 +86,7 @@ pub fn reader_address(record: &RegionRecord) -> String {
 pub async fn known(metas: &[String], deadline: Duration) -> Result<Known, CallError> {
     let ask = |address: &String| {
         let address = address.clone();
-        async move {
+        tokio::spawn(async move {
             call(&address, deadline, |calls| async {
                 v1::control_client::ControlClient::new(calls)
                     .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -94,12 +94,12 @@ pub async fn known(metas: &[String], deadline: Duration) -> Result<Known, CallEr
                     .await
             })
             .await
-        }
+        })
     };
     let mut last = CallError::Address { address: String::new() };
     let mut answers = Vec::new();
-    for answer in futures::future::join_all(metas.iter().map(ask)).await {
-        match answer {
+    for asked in metas.iter().map(ask).collect::<Vec<_>>() {
+        match asked.await.expect("asking for a description does not panic") {
             Ok(reply) => answers.push(reply),
             Err(wrong) => last = wrong,
         }
