@@ -289,6 +289,21 @@ impl Control {
         Err(CallError::Untrusted { why: doubt.to_string() })
     }
 
+    /// Makes sure that what is believed was verified under revocation list `number` or a later one: a reply says that there is that list.
+    pub(crate) async fn revoked_up_to(&self, number: u64, deadline: Instant) -> Result<(), CallError> {
+        if self.view.read().revocations() >= number {
+            return Ok(());
+        }
+        self.view.write().doubt_all();
+        self.describe(deadline).await?;
+        let held = self.view.read().revocations();
+        if held >= number {
+            return Ok(());
+        }
+        let why = format!("a reply names revocation list {number}, the directory shows list {held}: ask again");
+        Err(CallError::Untrusted { why })
+    }
+
     /// Takes note of what replies carry besides their answer.
     pub(crate) fn heard(&self, group: u32, applied_ms: u64, changes: Option<v1::Changes>) {
         self.applied(group, applied_ms);

@@ -1,7 +1,7 @@
 //! Descriptors that were proven, for reading again within their lease without asking anybody.
 //!
-//! Decides what may be used from memory: only within the lease, and nothing that was resolved before one of our own writes to the key
-//! answered. Time is an argument (the boot-time clock).
+//! Decides what may be used from memory: only within the lease, nothing that was resolved before one of our own writes to the key
+//! answered, and nothing that was proven before the newest revocation list. Time is an argument (the boot-time clock).
 
 use quarry_wire::{
     ids::{Incarnation, NamespaceId, RegionId},
@@ -21,6 +21,8 @@ pub(crate) struct Found {
     pub(crate) sent: Duration,
     /// From here on it may not be used.
     pub(crate) lease_end: Duration,
+    /// Number of the revocation list under which it was proven: under a later one it may not be used.
+    pub(crate) revocations: u64,
 }
 
 /// A resident copy.
@@ -53,9 +55,12 @@ impl Cache {
         Self { capacity, known: HashMap::new(), floor: None }
     }
 
-    pub(crate) fn get(&self, namespace: NamespaceId, key: &Key, now: Duration) -> Option<Arc<Found>> {
+    /// What may be used now, if revocation list `revocations` is the newest.
+    pub(crate) fn get(&self, namespace: NamespaceId, key: &Key, now: Duration, revocations: u64) -> Option<Arc<Found>> {
         match self.known.get(&(namespace, key.clone())) {
-            Some(Known::Found(found)) if now < found.lease_end => Some(Arc::clone(found)),
+            Some(Known::Found(found)) if now < found.lease_end && found.revocations >= revocations => {
+                Some(Arc::clone(found))
+            }
             _ => None,
         }
     }
@@ -133,6 +138,7 @@ mod tests {
             copies: Vec::new(),
             sent: at(sent),
             lease_end: at(lease_end),
+            revocations: 0,
         })
     }
 
@@ -140,9 +146,20 @@ mod tests {
     fn a_descriptor_is_used_within_its_lease_and_not_at_its_end() {
         let mut cache = Cache::new(10);
         cache.insert(NAMESPACE, &key(1), &found(0, 100), at(1));
-        assert!(cache.get(NAMESPACE, &key(1), at(99)).is_some());
-        assert!(cache.get(NAMESPACE, &key(1), at(100)).is_none());
-        assert!(cache.get(NamespaceId(2), &key(1), at(50)).is_none());
+        assert!(cache.get(NAMESPACE, &key(1), at(99), 0).is_some());
+        assert!(cache.get(NAMESPACE, &key(1), at(100), 0).is_none());
+        assert!(cache.get(NamespaceId(2), &key(1), at(50), 0).is_none());
+    }
+
+    #[test]
+    fn what_was_proven_under_an_older_revocation_list_is_not_used() {
+        let mut cache = Cache::new(10);
+        cache.insert(NAMESPACE, &key(1), &found(0, 100), at(1));
+        assert!(cache.get(NAMESPACE, &key(1), at(2), 1).is_none());
+        let again = Found { revocations: 1, ..Found::clone(&found(3, 100)) };
+        cache.insert(NAMESPACE, &key(1), &Arc::new(again), at(4));
+        assert!(cache.get(NAMESPACE, &key(1), at(5), 1).is_some());
+        assert!(cache.get(NAMESPACE, &key(1), at(5), 2).is_none());
     }
 
     #[test]
@@ -150,11 +167,11 @@ mod tests {
         let mut cache = Cache::new(10);
         cache.insert(NAMESPACE, &key(1), &found(0, 100), at(1));
         cache.invalidate(NAMESPACE, &[key(1)], at(10));
-        assert!(cache.get(NAMESPACE, &key(1), at(11)).is_none());
+        assert!(cache.get(NAMESPACE, &key(1), at(11), 0).is_none());
         cache.insert(NAMESPACE, &key(1), &found(10, 100), at(20));
-        assert!(cache.get(NAMESPACE, &key(1), at(20)).is_none(), "it was sent before the write answered");
+        assert!(cache.get(NAMESPACE, &key(1), at(20), 0).is_none(), "it was sent before the write answered");
         cache.insert(NAMESPACE, &key(1), &found(11, 100), at(20));
-        assert!(cache.get(NAMESPACE, &key(1), at(20)).is_some());
+        assert!(cache.get(NAMESPACE, &key(1), at(20), 0).is_some());
     }
 
     #[test]
@@ -162,7 +179,7 @@ mod tests {
         let mut cache = Cache::new(10);
         cache.insert(NAMESPACE, &key(1), &found(5, 100), at(6));
         cache.insert(NAMESPACE, &key(1), &found(4, 200), at(7));
-        assert_eq!(cache.get(NAMESPACE, &key(1), at(7)).unwrap().lease_end, at(100));
+        assert_eq!(cache.get(NAMESPACE, &key(1), at(7), 0).unwrap().lease_end, at(100));
     }
 
     #[test]
@@ -174,7 +191,7 @@ mod tests {
             assert!(cache.known.len() <= 8);
         }
         cache.insert(NAMESPACE, &key(0), &found(50, 1000), at(60));
-        assert!(cache.get(NAMESPACE, &key(0), at(60)).is_none(), "the write at 50 was forgotten, its time was not");
+        assert!(cache.get(NAMESPACE, &key(0), at(60), 0).is_none(), "the write at 50 was forgotten, its time was not");
     }
 
     #[test]
@@ -184,8 +201,8 @@ mod tests {
         cache.insert(NAMESPACE, &key(1), &bad, at(1));
         cache.insert(NAMESPACE, &key(1), &good, at(2));
         cache.forget(NAMESPACE, &key(1), &bad);
-        assert!(cache.get(NAMESPACE, &key(1), at(3)).is_some());
+        assert!(cache.get(NAMESPACE, &key(1), at(3), 0).is_some());
         cache.forget(NAMESPACE, &key(1), &good);
-        assert!(cache.get(NAMESPACE, &key(1), at(3)).is_none());
+        assert!(cache.get(NAMESPACE, &key(1), at(3), 0).is_none());
     }
 }

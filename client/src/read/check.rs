@@ -117,6 +117,7 @@ mod tests {
                 copies: Vec::new(),
                 sent: Duration::ZERO,
                 lease_end: Duration::from_secs(1_000_000),
+                revocations: 0,
             };
             let key = Key::new("some key").unwrap();
             let header = FrameHeader {

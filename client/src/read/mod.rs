@@ -151,9 +151,10 @@ async fn get_all(core: &Core, namespace: NamespaceId, wants: &mut [Want], fresh:
         }
     };
     if !fresh {
+        let revocations = core.control.view().read().revocations();
         let (cache, now, mut hits) = (core.cache.lock(), core.options.clock.boot(), 0);
         for want in wants.iter_mut() {
-            if let Some(found) = cache.get(namespace, &want.key, now) {
+            if let Some(found) = cache.get(namespace, &want.key, now, revocations) {
                 want.state = State::Found { found, tried: 0 };
                 hits += 1;
             }

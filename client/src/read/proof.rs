@@ -88,6 +88,8 @@ pub(super) struct Proof<'a> {
     pub(super) hashes: &'a [Hash],
     pub(super) sent: Duration,
     pub(super) lease_end: Duration,
+    /// Number of the revocation list under which the batches were verified.
+    pub(super) revocations: u64,
 }
 
 impl Proof<'_> {
@@ -127,6 +129,7 @@ impl Proof<'_> {
                 copies,
                 sent: self.sent,
                 lease_end: self.lease_end,
+                revocations: self.revocations,
             }))),
         }
     }
@@ -233,6 +236,7 @@ mod tests {
             hashes,
             sent: Duration::ZERO,
             lease_end: Duration::from_secs(1),
+            revocations: 0,
         };
         proof.found(&key(), item)
     }

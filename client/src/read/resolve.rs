@@ -137,10 +137,12 @@ pub(super) async fn call(
     if reply.items.len() != keys.len() {
         return Err(untrusted(&format!("expected {} answers, found {}", keys.len(), reply.items.len())));
     }
+    core.control.revoked_up_to(reply.revocations, deadline).await?;
+    let revocations = core.control.view().read().revocations();
     let batches = batches(core, &reply.batches, deadline).await?;
     let lease = Duration::from_millis(u64::from(reply.lease_ms)).min(lease);
     let lease_end = sent + lease - lease / 100;
-    let mut proof = Proof { namespace, batches, hashes: reply.hashes.as_chunks().0, sent, lease_end };
+    let mut proof = Proof { namespace, batches, hashes: reply.hashes.as_chunks().0, sent, lease_end, revocations };
     Ok(keys.iter().zip(&reply.items).map(|(key, item)| proof.found(key, item)).collect())
 }
 

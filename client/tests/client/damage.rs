@@ -115,3 +115,41 @@ async fn without_a_lease_nothing_is_read() {
     assert_eq!(client.stats().fabric_reads, 0);
     client.close().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_higher_revocation_number_in_a_resolve_voids_all_that_was_proven_before() {
+    let (double, client, _) = cluster(2, Options::default()).await;
+    let mut spec = NamespaceSpec::cache("lone");
+    spec.copies = 1;
+    let lone = client.create_namespace(spec).await.unwrap();
+    for number in 0..3 {
+        lone.put(format!("key-{number}"), content(number, 3000)).await.unwrap();
+    }
+    lone.get("key-0").await.unwrap().unwrap();
+    // The one holder of it is not to be believed any more, and all that the client hears of that is a number.
+    double.revoke(4, &[0]);
+    double.faults().revocations = 4;
+    lone.get("key-0").await.unwrap().unwrap();
+    let untrusted = |result: Result<Option<_>, GetError>| {
+        assert!(matches!(result, Err(GetError::Call(CallError::Untrusted { .. }))), "{result:?}");
+    };
+    untrusted(lone.get("key-1").await);
+    let reads = client.stats().fabric_reads;
+    untrusted(lone.get("key-0").await);
+    assert_eq!(client.stats().fabric_reads, reads, "nothing was read through what a revoked key signed");
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revocation_list_that_nobody_shows_voids_what_comes_with_its_number() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    blocks.put("key", "value").await.unwrap();
+    double.faults().revocations = 7;
+    let result = blocks.get("key").await;
+    assert!(matches!(result, Err(GetError::Call(CallError::Untrusted { .. }))), "{result:?}");
+    assert_eq!(client.stats().fabric_reads, 0);
+    // Once it is shown, its signer's word counts again for all whom it does not name.
+    double.revoke(7, &[1]);
+    assert!(blocks.get("key").await.unwrap().unwrap().bytes == b"value"[..]);
+    client.close().await.unwrap();
+}

@@ -19,7 +19,7 @@ use quarry_proto::{
 };
 use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Placement},
-    certificate::{Certificate, Role},
+    certificate::{Certificate, Revocations, Role},
     frame::{FrameHeader, FrameKind, header_bytes},
     grant::{Class, Grant, GrantHolder, Purpose},
     ids::{
@@ -82,6 +82,8 @@ pub(crate) struct Faults {
     pub(crate) short_answers: bool,
     /// So many times nodes say that the directory does not have their newest records yet.
     pub(crate) changing: u32,
+    /// Resolves name this revocation list; it is shown with a description if there is one, not with resolves.
+    pub(crate) revocations: u64,
     /// Grants live so long instead of what was asked.
     pub(crate) ttl: Option<Duration>,
 }
@@ -150,6 +152,8 @@ struct State {
     now_ms: u64,
     /// Grants that were asked for with nodes to avoid.
     avoiding: usize,
+    /// The newest revocation list.
+    revocations: Bytes,
 }
 
 pub(crate) struct World {
@@ -354,6 +358,13 @@ impl Double {
         *reading = Reading::open(holder.id, &holder.key, &holder.memory, epoch, port);
     }
 
+    /// The root declares the certificates of these holders void, by list `number`.
+    pub(crate) fn revoke(&self, number: u64, holders: &[usize]) {
+        let serials = holders.iter().map(|holder| serial(self.world.holders[*holder].id)).collect();
+        let list = self.world.root.sign_as_root(CLUSTER, Revocations { number, serials });
+        self.world.state.lock().revocations = list.encode().into();
+    }
+
     /// Another node takes the place of a holder: it is read at the same host and port, under keys of its own, and shows records of its own.
     pub(crate) fn replace(&self, holder: usize) {
         let holder = &self.world.holders[holder];
@@ -401,7 +412,7 @@ impl World {
             certificates,
             records: self.holders.iter().map(|holder| holder.reading.lock().record.clone()).collect(),
             namespaces: self.state.lock().namespaces.clone(),
-            revocations: Bytes::new(),
+            revocations: self.state.lock().revocations.clone(),
             data_nodes: self.holders.iter().map(info).collect(),
         }
     }
@@ -557,6 +568,7 @@ impl World {
         let mut reply = v1::ResolveReply {
             lease_ms: self.faults.lock().lease_ms.unwrap_or(asked.lease_ms),
             applied_ms: state.now_ms,
+            revocations: self.faults.lock().revocations,
             ..Default::default()
         };
         let mut hashes: Vec<u8> = Vec::new();

@@ -21,7 +21,7 @@ use quarry_proto::{
 use quarry_raft::{Machine as _, RaftError, RaftNodeId, Role as RaftRole};
 use quarry_trust::Expect;
 use quarry_wire::{
-    certificate::{Certificate, Role},
+    certificate::{Certificate, Revocations, Role},
     ids::{ClusterUuid, Generation, NodeId},
     keyring::Keyring,
     signed::{PublicKey, Signed},
@@ -54,6 +54,14 @@ impl Admin for Service {
             Ok(v1::StateHashReply { groups: std::iter::once(hash(&core.directory)).chain(shards).collect() })
         })
         .await
+    }
+
+    async fn apply_revocations(
+        &self,
+        request: Request<v1::ApplyRevocationsRequest>,
+    ) -> Result<Response<v1::ApplyRevocationsReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(revoke(self.core(), request.into_inner(), deadline)).await
     }
 
     async fn transfer_leader(
@@ -329,6 +337,28 @@ fn hash<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupHash {
         applied: applied.0,
         hash: machine.hash().to_vec().into(),
     })
+}
+
+async fn revoke(
+    core: &Core,
+    asked: v1::ApplyRevocationsRequest,
+    deadline: Instant,
+) -> Result<v1::ApplyRevocationsReply, Refusal> {
+    core.directory.leads()?;
+    core.made()?;
+    let list: Signed<Revocations> = convert::signed(&asked.list)?;
+    let number = list.statement.number;
+    // The machine checks it too; here it costs no entry.
+    core.keyring()?
+        .as_ref()
+        .clone()
+        .revoke(&list)
+        .map_err(|error| Refusal::Untrusted(v1::Untrusted { why: format!("revocation list {number}: {error}") }))?;
+    match core.directory.propose(DirectoryCommand::Revoke(list), deadline).await?.outcome {
+        DirectoryOutcome::Node(Ok(feed)) => Ok(v1::ApplyRevocationsReply { number, feed: Some(feed.into()) }),
+        DirectoryOutcome::Node(Err(refusal)) => Err(node_refused(refusal)),
+        other => Err(strange(&other)),
+    }
 }
 
 async fn transfer(

@@ -17,6 +17,7 @@ use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
     ids::{NamespaceId, ShardId},
     key::Key,
+    keyring::Keyring,
     limits::KEYS_PER_CALL_MAX,
     units::LogTime,
 };
@@ -61,6 +62,8 @@ pub(super) async fn resolve(
         // Only now: a key that is there proves its namespace.
         core.directory.read(|directory| known_namespace(directory, namespace))?;
     }
+    // Read before the changes, which have the list if the caller lacks it.
+    reply.revocations = core.directory.read(|directory| directory.keyring().map_or(0, Keyring::revocation_number));
     reply.changes = core.changes(asked.seen);
     Ok(reply)
 }

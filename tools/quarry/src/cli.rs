@@ -91,6 +91,19 @@ pub(crate) enum Command {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct RevokeArgs {
+    /// The root's key file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) root: PathBuf,
+    /// The revocation list; made if it is not there. Keep it: the next list must have all serials of this one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) list: PathBuf,
+    /// Serials of the certificates, as raft-admin certificate list shows them.
+    #[arg(value_name = "SERIAL", required = true, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) serials: Vec<u64>,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct TopArgs {
     /// Cluster file, or quarry://host:port,host:port?uuid=..&root=..
     #[arg(long, value_name = "FILE|URL", env = "QUARRY_CLUSTER")]
@@ -178,6 +191,8 @@ pub(crate) struct Lasting {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum KeysCommand {
+    /// Declare certificates of signing keys void: adds their serials to the revocation list. raft-admin revocation apply tells the cluster.
+    Revoke(RevokeArgs),
     /// Make the root key of a new cluster; prints the cluster's id and the public key. Keep the file offline.
     Root {
         /// The file to make.

@@ -4,13 +4,14 @@
 //! connection (in `tls.pem`, with a certificate that ends by its date and is made anew before).
 
 use crate::{
-    cli::{KeysCommand, Lasting},
+    cli::{KeysCommand, Lasting, RevokeArgs},
     exit::{Failure, Format},
 };
 use quarry::{
     config::NODE_CREDENTIALS,
     credentials::{self, Validity},
     identity::{Identity as Signer, Root, random},
+    revocations::List,
     stdout::line,
 };
 use quarry_client::{Clock as _, SystemClock};
@@ -26,6 +27,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) fn run(command: KeysCommand, format: Format) -> Result<(), Failure> {
     match command {
+        KeysCommand::Revoke(args) => revoke(&args, format),
         KeysCommand::Root { out } => root(&out, format),
         KeysCommand::Node { root, role, id, addresses, out, lasting } => {
             node(&read(&root)?, role, NodeId(id), &addresses, &out, &lasting, format)
@@ -79,6 +81,23 @@ fn node(
     let file = out.join(NODE_CREDENTIALS);
     credentials::write(&file, root, &identity, addresses, validity(lasting)).map_err(Failure::error)?;
     made(&identity, &[&key, &file], lasting, format)
+}
+
+/// Adds serials to the list in its file, under the next number.
+fn revoke(args: &RevokeArgs, format: Format) -> Result<(), Failure> {
+    let root = read(&args.root)?;
+    let before = List::read(&args.list, root.cluster, root.public()).map_err(Failure::error)?;
+    let list = List::after(before.as_ref(), &root, args.serials.iter().copied().map(CertificateSerial));
+    list.write(&args.list).map_err(Failure::error)?;
+    let said = &list.signed.statement;
+    let serials: Vec<u64> = said.serials.iter().map(|serial| serial.0).collect();
+    let (number, count, path) = (said.number, serials.len(), args.list.display());
+    Ok(line(match format {
+        Format::Json => json!({ "list": args.list, "number": number, "serials": serials }).to_string(),
+        Format::Text => format!(
+            "revocation list {number} with {count} serials is in {path}; tell the cluster: raft-admin revocation apply {path}"
+        ),
+    })?)
 }
 
 fn read(root: &Path) -> Result<Root, Failure> {

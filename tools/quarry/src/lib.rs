@@ -13,6 +13,7 @@ pub mod machine;
 pub mod metrics;
 pub mod named;
 pub mod regions;
+pub mod revocations;
 pub mod scrape;
 pub mod stderr;
 pub mod stdout;

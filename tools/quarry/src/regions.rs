@@ -46,13 +46,9 @@ pub struct Known {
 }
 
 impl Known {
-    /// What the answer that knows the most says of regions. Whether records are signed is not looked at: nothing is read through them.
+    /// What an answer says of regions. Whether records are signed is not looked at: nothing is read through them.
     #[must_use]
-    pub fn of(answers: Vec<v1::DescribeReply>) -> Self {
-        let newest = answers.into_iter().filter_map(|reply| reply.changes);
-        let Some(changes) = newest.max_by_key(|changes| changes.at.map(FeedNumber::from)) else {
-            return Self::default();
-        };
+    pub fn of(changes: v1::Changes) -> Self {
         let decode = |bytes: &bytes::Bytes| Signed::<RegionRecord>::decode(bytes).ok().map(|signed| signed.statement);
         let mut records: Vec<RegionRecord> = changes.records.iter().filter_map(decode).collect();
         records.sort_by_key(|record| record.region);
@@ -79,11 +75,19 @@ pub fn reader_address(record: &RegionRecord) -> String {
     address.map_or_else(|_| hex::encode(record.address.as_bytes()), |address| address.to_string())
 }
 
-/// Asks all meta nodes at once what they know; the errors of those that did not answer, if none did.
+/// The regions, as the meta node knows them that knows the most.
 ///
 /// # Errors
-/// The last [`CallError`].
+/// The last [`CallError`] if none answered.
 pub async fn known(metas: &[String], deadline: Duration) -> Result<Known, CallError> {
+    newest(metas, deadline).await.map(Known::of)
+}
+
+/// Asks all meta nodes at once for everything that the directory knows; the answer of the one that has followed it furthest.
+///
+/// # Errors
+/// The last [`CallError`] if none answered.
+pub async fn newest(metas: &[String], deadline: Duration) -> Result<v1::Changes, CallError> {
     let ask = |address: &String| {
         let address = address.clone();
         tokio::spawn(async move {
@@ -98,13 +102,19 @@ pub async fn known(metas: &[String], deadline: Duration) -> Result<Known, CallEr
     };
     let mut last = CallError::Address { address: String::new() };
     let mut answers = Vec::new();
+    // All are on their way before the first is waited for.
     for asked in metas.iter().map(ask).collect::<Vec<_>>() {
         match asked.await.expect("asking for a description does not panic") {
             Ok(reply) => answers.push(reply),
             Err(wrong) => last = wrong,
         }
     }
-    if answers.is_empty() { Err(last) } else { Ok(Known::of(answers)) }
+    if answers.is_empty() { Err(last) } else { Ok(furthest(answers)) }
+}
+
+fn furthest(answers: Vec<v1::DescribeReply>) -> v1::Changes {
+    let changes = answers.into_iter().filter_map(|reply| reply.changes);
+    changes.max_by_key(|changes| changes.at.map(FeedNumber::from)).unwrap_or_default()
 }
 
 /// Has a data node change the read keys of a region or of all of its regions. When this returns, the old ones are dead.
@@ -148,8 +158,9 @@ mod tests {
             }),
             ..Default::default()
         };
-        let known = Known::of(vec![reply(3, 101), reply(5, 102), reply(4, 103), v1::DescribeReply::default()]);
+        let answers = vec![reply(3, 101), reply(5, 102), reply(4, 103), v1::DescribeReply::default()];
+        let known = Known::of(furthest(answers));
         assert!(known.is_alive(NodeId(102)) && known.node(101).is_none());
-        assert_eq!(Known::of(Vec::new()), Known::default());
+        assert_eq!(Known::of(furthest(Vec::new())), Known::default());
     }
 }

@@ -4,6 +4,7 @@
 
 mod region;
 mod report;
+mod trust;
 
 use clap::{Args, Parser, Subcommand};
 use quarry::{
@@ -56,6 +57,12 @@ enum Command {
     Status(Ask),
     /// Whether the cluster is well; the exit code says so too.
     Health(Ask),
+    /// Whom the cluster believes.
+    #[command(subcommand)]
+    Certificate(trust::CertificateCommand),
+    /// Whom it does not believe any more.
+    #[command(subcommand)]
+    Revocation(trust::RevocationCommand),
     /// The regions of data nodes and the keys that they are read with.
     #[command(subcommand)]
     Region(region::RegionCommand),
@@ -102,6 +109,8 @@ async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
         }
         Command::Status(ask) => status(&ask, format).await,
         Command::Health(ask) => health(&ask, format).await,
+        Command::Certificate(command) => trust::certificate(command, format).await,
+        Command::Revocation(command) => trust::revocation(command, format).await,
         Command::Region(command) => region::run(command, format).await,
     }
 }

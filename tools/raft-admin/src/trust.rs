@@ -1,0 +1,86 @@
+//! `raft-admin certificate` and `raft-admin revocation`: whom the cluster believes, and whom it does not any more.
+
+use crate::Ask;
+use clap::Subcommand;
+use comfy_table::{Table, presets};
+use quarry::{
+    exit::{Code, Failure, Format},
+    regions,
+    revocations::{self, List},
+    stdout::line,
+};
+use serde_json::{Value, json};
+use std::{path::PathBuf, process::ExitCode};
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum CertificateCommand {
+    /// All certificates that the directory has, and which of them are void.
+    List(Ask),
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum RevocationCommand {
+    /// Tell the cluster which certificates are void: a file that `quarry keys revoke` made. Doing it again changes nothing.
+    Apply {
+        /// The list.
+        #[arg(value_name = "FILE")]
+        list: PathBuf,
+        #[command(flatten)]
+        ask: Ask,
+    },
+}
+
+pub(crate) async fn certificate(command: CertificateCommand, format: Format) -> Result<ExitCode, Failure> {
+    let CertificateCommand::List(ask) = command;
+    let metas = crate::cluster(&ask)?.metas;
+    let newest = regions::newest(&metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))?;
+    let (certificates, number) = revocations::certificates(&newest);
+    line(match format {
+        Format::Json => {
+            let rows = certificates.iter().map(|it| {
+                let said = &it.certificate;
+                json!({
+                    "serial": said.serial.0,
+                    "node": said.node.0,
+                    "role": said.role.to_string(),
+                    "key": said.key.to_string(),
+                    "revoked": it.revoked,
+                })
+            });
+            json!({ "certificates": rows.collect::<Value>(), "revocation_list": number }).to_string()
+        }
+        Format::Text => {
+            let mut table = Table::new();
+            table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["serial", "node", "role", "key", "revoked"]);
+            for it in &certificates {
+                let said = &it.certificate;
+                table.add_row([
+                    said.serial.0.to_string(),
+                    said.node.0.to_string(),
+                    said.role.to_string(),
+                    said.key.to_string(),
+                    it.revoked.to_string(),
+                ]);
+            }
+            format!("{table}\nrevocation list {number}")
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn revocation(command: RevocationCommand, format: Format) -> Result<ExitCode, Failure> {
+    let RevocationCommand::Apply { list: path, ask } = command;
+    let cluster = crate::cluster(&ask)?;
+    let list = List::read(&path, cluster.uuid, cluster.root).map_err(Failure::error)?;
+    let list = list.ok_or_else(|| Failure::error(format!("there is no file {}", path.display())))?;
+    let answer = revocations::apply(&cluster.metas, &list.signed, ask.timeout).await;
+    let reply = answer.map_err(|wrong| {
+        if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
+    })?;
+    let serials = list.signed.statement.serials.len();
+    line(match format {
+        Format::Json => json!({ "number": reply.number, "serials": serials }).to_string(),
+        Format::Text => format!("revocation list {} holds, {serials} certificates are void", reply.number),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
