@@ -18,7 +18,7 @@ use tokio::{process::Command, task::JoinHandle};
 
 const ROTATIONS: usize = 20;
 const VALUES: usize = 100;
-const BYTES: usize = 20_000;
+const BYTES: usize = 8_000;
 /// Rounds that every reader does after each rotation.
 const GETS: usize = 2;
 
@@ -42,15 +42,15 @@ struct Reader {
 }
 
 impl Reader {
-    fn start(client: &Client, blocks: Namespace, way: Way) -> Self {
+    fn start(client: &Client, blocks: Namespace, way: Way, values: &Arc<Vec<Vec<u8>>>) -> Self {
         let (rounds, stop): (Arc<AtomicUsize>, Arc<AtomicBool>) = Default::default();
         let (count, end) = (Arc::clone(&rounds), Arc::clone(&stop));
-        let buffers = client.buffers(4 << 20).unwrap();
+        let (buffers, values) = (client.buffers(4 << 20).unwrap(), Arc::clone(values));
         let task = tokio::spawn(async move {
             let mut seed = Seed::draw();
             while !end.load(Ordering::Relaxed) {
                 let indexes: Vec<usize> = (0..16).map(|_| seed.below(VALUES)).collect();
-                read(&blocks, &buffers, way, &indexes).await;
+                read(&blocks, &buffers, way, &indexes, &values).await;
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -73,8 +73,8 @@ impl Reader {
     }
 }
 
-async fn read(blocks: &Namespace, buffers: &Buffers, way: Way, indexes: &[usize]) {
-    let right = |index: usize, bytes: &[u8]| assert!(bytes == pattern(index as u64, BYTES), "key-{index} is changed");
+async fn read(blocks: &Namespace, buffers: &Buffers, way: Way, indexes: &[usize], values: &[Vec<u8>]) {
+    let right = |index: usize, bytes: &[u8]| assert!(bytes == values[index], "key-{index} is changed");
     match way {
         Way::Get => {
             for index in indexes {
@@ -126,8 +126,9 @@ async fn twenty_rotations_under_read_load_cost_no_get_and_no_old_key_reads_once_
     let cluster = TestCluster::start_small(2, 128 << 20).await;
     let client = cluster.client().await;
     let (lone, pairs) = (create_namespace(&client, 1, None).await, create_namespace(&client, 2, None).await);
+    let values: Arc<Vec<Vec<u8>>> = Arc::new((0..VALUES).map(|index| pattern(index as u64, BYTES)).collect());
     for blocks in [&lone, &pairs] {
-        let items = (0..VALUES).map(|index| PutItem::create(key(index), pattern(index as u64, BYTES))).collect();
+        let items = (0..VALUES).map(|index| PutItem::create(key(index), values[index].clone())).collect();
         for result in blocks.put_many(items).await {
             result.unwrap();
         }
@@ -136,11 +137,11 @@ async fn twenty_rotations_under_read_load_cost_no_get_and_no_old_key_reads_once_
     let theirs = others[0].namespace(&lone.info().name).await.unwrap();
     let readers = [
         // Of values of one copy, so that there is no other to go to.
-        Reader::start(&client, lone.clone(), Way::Get),
-        Reader::start(&client, lone.clone(), Way::GetIntoMany),
-        Reader::start(&others[0], theirs.clone(), Way::GetMany),
-        Reader::start(&others[0], theirs.fresh(), Way::GetInto),
-        Reader::start(&others[1], others[1].namespace(&pairs.info().name).await.unwrap(), Way::GetMany),
+        Reader::start(&client, lone.clone(), Way::Get, &values),
+        Reader::start(&client, lone.clone(), Way::GetIntoMany, &values),
+        Reader::start(&others[0], theirs.clone(), Way::GetMany, &values),
+        Reader::start(&others[0], theirs.fresh(), Way::GetInto, &values),
+        Reader::start(&others[1], others[1].namespace(&pairs.info().name).await.unwrap(), Way::GetMany, &values),
     ];
     for reader in &readers {
         reader.more(GETS).await;

@@ -14,5 +14,6 @@ mod library;
 mod namespaces;
 mod observe;
 mod operators;
+mod revocations;
 mod trust;
 mod values;
