@@ -6,6 +6,7 @@
 use crate::admin::{CallError, call};
 use quarry_fabric::FabricAddress;
 use quarry_proto::v1;
+use quarry_trust::{Expect, Trust};
 use quarry_wire::{
     ids::{FeedNumber, NodeId},
     limits::MESSAGE_BYTES_MAX,
@@ -79,19 +80,19 @@ pub fn reader_address(record: &RegionRecord) -> String {
 ///
 /// # Errors
 /// The last [`CallError`] if none answered.
-pub async fn known(metas: &[String], deadline: Duration) -> Result<Known, CallError> {
-    newest(metas, deadline).await.map(Known::of)
+pub async fn known(trust: &Trust, metas: &[String], deadline: Duration) -> Result<Known, CallError> {
+    newest(trust, metas, deadline).await.map(Known::of)
 }
 
 /// Asks all meta nodes at once for everything that the directory knows; the answer of the one that has followed it furthest.
 ///
 /// # Errors
 /// The last [`CallError`] if none answered.
-pub async fn newest(metas: &[String], deadline: Duration) -> Result<v1::Changes, CallError> {
+pub async fn newest(trust: &Trust, metas: &[String], deadline: Duration) -> Result<v1::Changes, CallError> {
     let ask = |address: &String| {
-        let address = address.clone();
+        let (trust, address) = (trust.clone(), address.clone());
         tokio::spawn(async move {
-            call(&address, deadline, |calls| async {
+            call(&trust, Expect::META, &address, deadline, |calls| async {
                 v1::control_client::ControlClient::new(calls)
                     .max_decoding_message_size(MESSAGE_BYTES_MAX)
                     .describe(v1::DescribeRequest { seen: None })
@@ -122,12 +123,14 @@ fn furthest(answers: Vec<v1::DescribeReply>) -> v1::Changes {
 /// # Errors
 /// [`CallError`]; with [`Indeterminate`](quarry_proto::refusal::Refusal::Indeterminate) the node goes on trying.
 pub async fn rotate(
+    trust: &Trust,
+    node: u64,
     address: &str,
     region: Option<u32>,
     why: &str,
     deadline: Duration,
 ) -> Result<v1::RotateRegionReply, CallError> {
-    call(address, deadline, |calls| async {
+    call(trust, Expect::data_node(NodeId(node)), address, deadline, |calls| async {
         let mut request = Request::new(v1::RotateRegionRequest { region, why: why.to_owned() });
         request.set_timeout(deadline);
         v1::data_node_client::DataNodeClient::new(calls).rotate_region(request).await

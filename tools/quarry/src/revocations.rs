@@ -8,6 +8,7 @@ use crate::{
     identity::Root,
 };
 use quarry_proto::{refusal::Refusal, v1};
+use quarry_trust::{Expect, Trust};
 use quarry_wire::{
     certificate::{Certificate, Revocations},
     ids::{CertificateSerial, ClusterUuid},
@@ -159,6 +160,7 @@ impl List {
 /// # Errors
 /// [`CallError`]: at once if time does not change it, else at the deadline the last that a node said.
 pub async fn apply(
+    trust: &Trust,
     metas: &[String],
     list: &Signed<Revocations>,
     deadline: Duration,
@@ -175,7 +177,7 @@ pub async fn apply(
             turn += 1;
             metas[(turn - 1) % metas.len()].clone()
         });
-        let answer = call(&address, left(), |calls| async {
+        let answer = call(trust, Expect::META, &address, left(), |calls| async {
             let mut request = Request::new(request.clone());
             request.set_timeout(left());
             v1::admin_client::AdminClient::new(calls).apply_revocations(request).await

@@ -8,6 +8,7 @@ use quarry::{
     regions::{self, Known, Regions},
     stdout::line,
 };
+use quarry_trust::Trust;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -36,7 +37,8 @@ pub(crate) async fn run(command: RegionCommand, format: Format) -> Result<ExitCo
 }
 
 async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let known = known(ask).await?;
+    let (metas, trust) = crate::whom(ask)?;
+    let known = known(ask, &trust, &metas).await?;
     line(match format {
         Format::Json => as_json(&known).to_string(),
         Format::Text => as_text(&known),
@@ -44,9 +46,8 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn known(ask: &Ask) -> Result<Known, Failure> {
-    let metas = crate::cluster(ask)?.metas;
-    regions::known(&metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))
+async fn known(ask: &Ask, trust: &Trust, metas: &[String]) -> Result<Known, Failure> {
+    regions::known(trust, metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))
 }
 
 fn as_json(known: &Known) -> Value {
@@ -84,13 +85,14 @@ fn as_text(known: &Known) -> String {
 }
 
 async fn rotate(regions: Regions, why: &str, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let known = known(ask).await?;
+    let (metas, trust) = crate::whom(ask)?;
+    let known = known(ask, &trust, &metas).await?;
     let node = known.node(regions.node).ok_or_else(|| {
         let found: Vec<String> = known.nodes.iter().map(|it| it.node.to_string()).collect();
         let message = format!("there is no data node {}, there are: {}", regions.node, found.join(", "));
         Failure::new(Code::NotFound, message)
     })?;
-    let answer = regions::rotate(&node.address, regions.index, why, ask.timeout).await;
+    let answer = regions::rotate(&trust, node.node, &node.address, regions.index, why, ask.timeout).await;
     let rotated = answer.map_err(|wrong| {
         if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
     })?;

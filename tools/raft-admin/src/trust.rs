@@ -5,7 +5,7 @@ use clap::Subcommand;
 use comfy_table::{Table, presets};
 use quarry::{
     exit::{Code, Failure, Format},
-    regions,
+    named, regions,
     revocations::{self, List},
     stdout::line,
 };
@@ -32,8 +32,9 @@ pub(crate) enum RevocationCommand {
 
 pub(crate) async fn certificate(command: CertificateCommand, format: Format) -> Result<ExitCode, Failure> {
     let CertificateCommand::List(ask) = command;
-    let metas = crate::cluster(&ask)?.metas;
-    let newest = regions::newest(&metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))?;
+    let (metas, trust) = crate::whom(&ask)?;
+    let newest =
+        regions::newest(&trust, &metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))?;
     let (certificates, number) = revocations::certificates(&newest);
     line(match format {
         Format::Json => {
@@ -70,10 +71,11 @@ pub(crate) async fn certificate(command: CertificateCommand, format: Format) -> 
 
 pub(crate) async fn revocation(command: RevocationCommand, format: Format) -> Result<ExitCode, Failure> {
     let RevocationCommand::Apply { list: path, ask } = command;
-    let cluster = crate::cluster(&ask)?;
+    let cluster = named::cluster(&ask.cluster, ask.credentials.as_deref())?;
+    let trust = cluster.trust().map_err(Failure::error)?;
     let list = List::read(&path, cluster.uuid, cluster.root).map_err(Failure::error)?;
     let list = list.ok_or_else(|| Failure::error(format!("there is no file {}", path.display())))?;
-    let answer = revocations::apply(&cluster.metas, &list.signed, ask.timeout).await;
+    let answer = revocations::apply(&trust, &cluster.metas, &list.signed, ask.timeout).await;
     let reply = answer.map_err(|wrong| {
         if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
     })?;

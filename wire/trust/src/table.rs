@@ -25,10 +25,13 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.Admin/Status", &[Admin, Meta]),
     ("/quarry.v1.Admin/StateHash", &[Admin]),
     ("/quarry.v1.Admin/TransferLeader", &[Admin]),
+    ("/quarry.v1.Admin/ApplyRevocations", &[Admin]),
     ("/quarry.v1.DataNode/Arm", &[Writer]),
     ("/quarry.v1.DataNode/Commit", &[Writer]),
     ("/quarry.v1.DataNode/Confirm", &[DataNode]),
     ("/quarry.v1.DataNode/Close", &[Writer]),
+    ("/quarry.v1.DataNode/RegionRecord", &[Reader, Writer]),
+    ("/quarry.v1.DataNode/RotateRegion", &[Admin]),
     ("/quarry.v1.DataNode/NodeStatus", &[Admin]),
     ("/quarry.raft.v1.Peer/Link", &[Meta]),
     ("/quarry.raft.v1.Peer/SendSnapshot", &[Meta]),
@@ -87,6 +90,7 @@ mod tests {
                 .collect()
         };
         let reads = ["Describe", "Resolve", "Exists", "List"].map(|call| format!("/quarry.v1.Control/{call}"));
+        let reads = [&reads[..], &["/quarry.v1.DataNode/RegionRecord".to_owned()]].concat();
         assert_eq!(may(Reader), reads);
         assert!(reads.iter().all(|path| may(Writer).contains(&path.as_str())), "a writer reads as well");
         for path in ["/quarry.v1.Control/Publish", "/quarry.v1.DataNode/Confirm", "/quarry.v1.Registry/Heartbeat"] {
