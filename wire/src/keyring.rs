@@ -65,6 +65,12 @@ pub enum TrustError {
         /// The serial.
         serial: CertificateSerial,
     },
+    /// Another revocation list of this number is held.
+    #[error("revocation list {number} is already known with other serials: give the next one a greater number")]
+    RevocationsReused {
+        /// The number.
+        number: u64,
+    },
     /// The revocation list is older than the one held.
     #[error("revocation list {found} is older than list {held}")]
     OldRevocations {
@@ -175,11 +181,15 @@ impl Keyring {
     /// Takes a newer revocation list that the root signed. The same list again changes nothing.
     ///
     /// # Errors
-    /// [`TrustError`] if the root did not sign it or a newer one is held.
+    /// [`TrustError`] if the root did not sign it, or a newer one is held, or another one of its number.
     pub fn revoke(&mut self, list: &Signed<Revocations>) -> Result<(), TrustError> {
         self.signed_by_root(list)?;
         if list.statement.number < self.revocations.number {
             return Err(TrustError::OldRevocations { held: self.revocations.number, found: list.statement.number });
+        }
+        // Whoever holds a number asks for no list of that number again.
+        if list.statement.number == self.revocations.number && list.statement != self.revocations {
+            return Err(TrustError::RevocationsReused { number: list.statement.number });
         }
         self.revocations = list.statement.clone();
         Ok(())

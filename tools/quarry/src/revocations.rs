@@ -73,7 +73,8 @@ struct ListFile {
     kind: String,
     cluster: String,
     number: u64,
-    serials: Vec<u64>,
+    /// As text: TOML has no numbers of 64 bits without a sign.
+    serials: Vec<String>,
     signed: String,
 }
 
@@ -125,7 +126,7 @@ impl List {
             return Err(field("signed", &format!("signed by root {root}"), "another signature".to_owned()));
         }
         let said = &signed.statement;
-        if said.number != file.number || !said.serials.iter().map(|serial| serial.0).eq(file.serials.iter().copied()) {
+        if said.number != file.number || texts(&said.serials) != file.serials {
             let found = format!("list {} of {} serials", file.number, file.serials.len());
             return Err(field("number and serials", &format!("those of list {} as signed", said.number), found));
         }
@@ -144,15 +145,22 @@ impl List {
             kind: KIND.to_owned(),
             cluster: self.cluster.to_string(),
             number: said.number,
-            serials: said.serials.iter().map(|serial| serial.0).collect(),
+            serials: texts(&said.serials),
             signed: hex::encode(self.signed.encode()),
         };
-        let text = toml::to_string(&file).expect("strings and numbers are always TOML");
-        let aside = path.with_extension("new");
+        let text = toml::to_string(&file).expect("texts and small numbers are always TOML");
+        let aside = path.with_added_extension("new");
         let mut out = fs::File::create(&aside).map_err(io)?;
         out.write_all(text.as_bytes()).and_then(|()| out.sync_all()).map_err(io)?;
-        fs::rename(&aside, path).map_err(io)
+        fs::rename(&aside, path).map_err(io)?;
+        // A number that was given to a cluster must not be given again.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)
     }
+}
+
+fn texts(serials: &BTreeSet<CertificateSerial>) -> Vec<String> {
+    serials.iter().map(|serial| serial.0.to_string()).collect()
 }
 
 /// Tells the cluster, asking its meta nodes in turn until the leader of the directory has taken the list. Telling it again changes nothing.
@@ -241,10 +249,13 @@ mod tests {
         let first = List::after(None, &root, [CertificateSerial(7)]);
         first.write(&path).unwrap();
         assert_eq!(read().unwrap().unwrap(), first);
-        let second = List::after(Some(&first), &root, [CertificateSerial(3), CertificateSerial(7)]);
+        let second = List::after(Some(&first), &root, [CertificateSerial(u64::MAX), CertificateSerial(7)]);
         second.write(&path).unwrap();
         let said = read().unwrap().unwrap().signed.statement;
-        assert_eq!(said, Revocations { number: 2, serials: [CertificateSerial(3), CertificateSerial(7)].into() });
+        assert_eq!(
+            said,
+            Revocations { number: 2, serials: [CertificateSerial(7), CertificateSerial(u64::MAX)].into() }
+        );
     }
 
     #[test]
@@ -262,7 +273,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         for (from, to, field) in [
             ("number = 1", "number = 2", "number and serials"),
-            ("serials = [7]", "serials = [8]", "number and serials"),
+            ("serials = [\"7\"]", "serials = [\"8\"]", "number and serials"),
             ("version = 1", "version = 2", "version"),
             (KIND, "quarry-root-key", "kind"),
             ("number = 1", "count = 1", "layout"),

@@ -170,6 +170,8 @@ fn a_revoked_certificate_is_refused_and_an_older_list_does_not_bring_it_back() {
     assert_eq!(ring.verify(statement.clone()), Err(TrustError::Revoked { serial: DATA_SERIAL }));
     let older = root().sign_as_root(CLUSTER, Revocations { number: 1, serials: [].into() });
     assert_eq!(ring.revoke(&older), Err(TrustError::OldRevocations { held: 2, found: 1 }));
+    let other = root().sign_as_root(CLUSTER, Revocations { number: 2, serials: [].into() });
+    assert_eq!(ring.revoke(&other), Err(TrustError::RevocationsReused { number: 2 }));
     assert_eq!(ring.verify(statement), Err(TrustError::Revoked { serial: DATA_SERIAL }));
 }
 
