@@ -407,12 +407,16 @@ impl World {
         certificates.extend(self.holders.iter().map(|holder| certificate(holder.id, Role::DataNode, &holder.key)));
         let info =
             |holder: &Holder| v1::DataNodeInfo { node: holder.id.0, address: holder.address.to_string(), alive: true };
+        let (namespaces, revocations) = {
+            let state = self.state.lock();
+            (state.namespaces.clone(), state.revocations.clone())
+        };
         v1::Changes {
             at: Some(FeedNumber::new(GENERATION, 1).into()),
             certificates,
             records: self.holders.iter().map(|holder| holder.reading.lock().record.clone()).collect(),
-            namespaces: self.state.lock().namespaces.clone(),
-            revocations: self.state.lock().revocations.clone(),
+            namespaces,
+            revocations,
             data_nodes: self.holders.iter().map(info).collect(),
         }
     }
