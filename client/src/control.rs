@@ -294,7 +294,7 @@ impl Control {
         if self.view.read().revocations() >= number {
             return Ok(());
         }
-        self.view.write().doubt_all();
+        self.view.write().forget_seen();
         self.describe(deadline).await?;
         let held = self.view.read().revocations();
         if held >= number {

@@ -114,12 +114,6 @@ impl View {
         self.keyring.revocation_number()
     }
 
-    /// There is a newer revocation list than ours: what was verified counts no more, and the next description is a whole one.
-    pub(crate) fn doubt_all(&mut self) {
-        self.batches.clear();
-        self.seen = None;
-    }
-
     /// Takes in a region record that its data node showed.
     pub(crate) fn shown(&mut self, bytes: &[u8]) -> Result<(), Doubt> {
         let signed = decode::<RegionRecord>(bytes).map_err(Doubt::Broken)?;

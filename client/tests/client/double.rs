@@ -569,11 +569,14 @@ impl World {
 
     fn resolve(&self, asked: &v1::ResolveRequest) -> Result<v1::ResolveReply, Refusal> {
         let state = self.state.lock();
-        let mut reply = v1::ResolveReply {
-            lease_ms: self.faults.lock().lease_ms.unwrap_or(asked.lease_ms),
-            applied_ms: state.now_ms,
-            revocations: self.faults.lock().revocations,
-            ..Default::default()
+        let mut reply = {
+            let faults = self.faults.lock();
+            v1::ResolveReply {
+                lease_ms: faults.lease_ms.unwrap_or(asked.lease_ms),
+                applied_ms: state.now_ms,
+                revocations: faults.revocations,
+                ..Default::default()
+            }
         };
         let mut hashes: Vec<u8> = Vec::new();
         for key in &asked.keys {
