@@ -154,7 +154,7 @@ impl List {
         out.write_all(text.as_bytes()).and_then(|()| out.sync_all()).map_err(io)?;
         fs::rename(&aside, path).map_err(io)?;
         // A number that was given to a cluster must not be given again.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)
     }
 }
