@@ -122,6 +122,10 @@ ordinal! {
     LendNumber, "lend-"
 }
 ordinal! {
+    /// A pin, by its place in the sequence of its shard; never used again.
+    PinId, "pin-"
+}
+ordinal! {
     /// Position in the directory's feed of changes.
     FeedNumber, "feed-"
 }

@@ -44,6 +44,16 @@ pub const OUTCOME_KEPT: Duration = Duration::from_secs(120);
 pub const HORIZON_AHEAD: Duration = Duration::from_secs(10);
 /// Longest lease that a resolve gives.
 pub const LEASE_MAX: Duration = Duration::from_secs(5);
+/// Longest time that a pin lasts without being renewed.
+pub const PIN_MAX: Duration = Duration::from_secs(600);
+/// Most values under one pin.
+pub const KEYS_PER_PIN_MAX: usize = 512;
+/// Bytes of keys under one pin at most: a pin is one Raft command.
+pub const PIN_KEY_BYTES_MAX: usize = COMMAND_BYTES_MAX / 2;
+/// Most pins that one client holds in one shard.
+pub const PINS_PER_OWNER_MAX: usize = 128;
+/// Most pins in one shard.
+pub const PINS_PER_SHARD_MAX: usize = 2048;
 /// Versions further than this ahead of a leader's wall clock are turned away at the door.
 pub const VERSION_AHEAD_MAX: Duration = Duration::from_secs(600);
 /// A region's fabric address, in bytes.
@@ -63,6 +73,11 @@ const _: () = assert!(LANE_LIFE_MAX.as_secs() >= LANE_OPEN_TO_NEW.as_secs() + GR
 const _: () = assert!(OUTCOME_KEPT.as_secs() > GRANT_TTL_MAX.as_secs());
 // A leader can always give the longest lease from a horizon that is half used up.
 const _: () = assert!(HORIZON_AHEAD.as_secs() >= 2 * LEASE_MAX.as_secs());
+// A pin's keys, each with an expected version and its lengths, fit in one command.
+const _: () =
+    assert!(PIN_KEY_BYTES_MAX + KEYS_PER_PIN_MAX * 30 < COMMAND_BYTES_MAX && PIN_KEY_BYTES_MAX >= KEY_BYTES_MAX);
+// Who holds pins leaves room for others.
+const _: () = assert!(PINS_PER_OWNER_MAX < PINS_PER_SHARD_MAX);
 // The smallest extent holds the longest header and something to carry.
 const _: () =
     assert!(REGION_BYTES_MIN / EXTENTS_PER_SMALL_REGION >= 2 * (KEY_BYTES_MAX as u64 + 2 * FRAME_ALIGN as u64));

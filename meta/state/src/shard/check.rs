@@ -8,6 +8,7 @@ use super::{
 use crate::invariant::{Invariant, Violation};
 use quarry_wire::{
     ids::{ExtentId, Ordinal, SlotIndex},
+    limits::{KEYS_PER_PIN_MAX, PIN_MAX, PINS_PER_OWNER_MAX, PINS_PER_SHARD_MAX},
     merkle,
     units::{LogTime, Offset},
 };
@@ -27,6 +28,7 @@ impl Shard {
         self.check_values()?;
         self.check_batches()?;
         self.check_deadlines()?;
+        self.check_pins()?;
         self.check_feed()
     }
 
@@ -85,7 +87,7 @@ impl Shard {
             let ends = match slab.phase {
                 Phase::Open | Phase::Sealed => slab.expires_at > self.now,
                 Phase::Closed { .. } | Phase::Expired { .. } => !granted,
-                Phase::Forgotten => !granted && slab.has_committed(),
+                Phase::Forgotten => !granted && slab.has_copies(),
             };
             Violation::unless(ends, Invariant::NothingLeaks, || {
                 format!("grant {id} in {:?} at {}", slab.phase, self.now)
@@ -103,8 +105,12 @@ impl Shard {
                 let mut states = states.copied();
                 let value = self.values.get(&(grant.namespace, record.key.clone()));
                 let current = value == Some(&ValueRef { grant: *id, slot: *slot });
+                let is_pinned = self.is_pinned(ValueRef { grant: *id, slot: *slot });
                 let fits = match record.outcome {
                     Ok(Committed::Applied) if current => states.any(|state| matches!(state, Slot::Committed { .. })),
+                    Ok(Committed::Applied) if is_pinned => {
+                        states.all(|state| matches!(state, Slot::Gone | Slot::Pinned { .. }))
+                    }
                     Ok(Committed::Applied | Committed::AlreadyCurrent) | Err(_) => {
                         states.all(|state| state == Slot::Gone)
                     }
@@ -133,13 +139,13 @@ impl Shard {
         Ok(())
     }
 
-    /// *No half-truth*: every committed slot is a leaf of a signed batch of that node, and the leaf recomputes.
+    /// *No half-truth*: every copy is a leaf of a signed batch of that node, and the leaf recomputes.
     fn check_batches(&self) -> Result<(), Violation> {
         let mut live = BTreeMap::new();
         for (id, slab) in &self.slabs {
             for (holder, slots) in slab.grant.holders.iter().zip(&slab.slots) {
                 for (slot, state) in (0..).map(SlotIndex).zip(slots) {
-                    let Slot::Committed { batch, leaf } = *state else { continue };
+                    let (Slot::Committed { batch, leaf } | Slot::Pinned { batch, leaf }) = *state else { continue };
                     *live.entry(batch).or_insert(0) += 1;
                     let expected = slab.records.get(&slot).and_then(|record| {
                         let entry = CommitEntry {
@@ -192,6 +198,35 @@ impl Shard {
         })
     }
 
+    /// *Leases hold* and *Nothing leaks*: every pin ends, and nothing but pins keeps what is not current.
+    fn check_pins(&self) -> Result<(), Violation> {
+        let (pinned, owners) = self.pinned_of_state();
+        let same = self.pinned == pinned && self.pin_owners == owners;
+        Violation::unless(same, Invariant::IndexAgrees, || "pinned values or owners of pins".to_owned())?;
+        for (id, pin) in &self.pins {
+            let fits = id.0.number <= self.pin_last
+                && id.0.generation == self.generation
+                && pin.end <= self.now.after(PIN_MAX)
+                && (1..=KEYS_PER_PIN_MAX).contains(&pin.values.len());
+            Violation::unless(fits, Invariant::NothingLeaks, || format!("{id} until {} at {}", pin.end, self.now))?;
+        }
+        let bounded = self.pins.len() <= PINS_PER_SHARD_MAX
+            && self.pin_owners.values().all(|count| *count as usize <= PINS_PER_OWNER_MAX);
+        Violation::unless(bounded, Invariant::NothingLeaks, || format!("{} pins", self.pins.len()))?;
+        for (id, slab) in &self.slabs {
+            for (slot, _) in slab.slots.iter().flat_map(|slots| {
+                (0..).map(SlotIndex).zip(slots).filter(|(_, state)| matches!(state, Slot::Pinned { .. }))
+            }) {
+                let value = ValueRef { grant: *id, slot };
+                let record = slab.records.get(&slot).is_some_and(|record| record.outcome == Ok(Committed::Applied));
+                Violation::unless(record && self.is_pinned(value), Invariant::NothingLeaks, || {
+                    format!("grant {id}, {slot} is kept, but no pin is on it")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     fn check_feed(&self) -> Result<(), Violation> {
         for (id, held) in &self.extents {
             let seen = self.lends_seen.get(id);
@@ -222,6 +257,7 @@ impl Shard {
         let grows = self.generation >= before.generation
             && self.sequence_last >= before.sequence_last
             && self.batch_last >= before.batch_last
+            && self.pin_last >= before.pin_last
             && before.lends_seen.iter().all(|(id, lend)| self.lends_seen.get(id) >= Some(lend))
             && before.regions.iter().all(|(id, old)| {
                 self.regions.get(id).is_some_and(|new| new.incarnation >= old.incarnation && new.bytes == old.bytes)
@@ -229,6 +265,7 @@ impl Shard {
         Violation::unless(grows, Invariant::EpochsOnlyGrow, || "a number went back".to_owned())?;
         self.check_outcomes_stay(before)?;
         self.check_rests_stay(before)?;
+        self.check_pins_hold(before)?;
         self.check_freed_rests(before)
     }
 
@@ -288,6 +325,28 @@ impl Shard {
         Ok(())
     }
 
+    /// *Leases hold*: what is pinned stays where it is, and its pin never ends earlier than was said; a pin that is gone was released or is over.
+    fn check_pins_hold(&self, before: &Self) -> Result<(), Violation> {
+        for (id, old) in &before.pins {
+            let Some(new) = self.pins.get(id) else { continue };
+            Violation::unless(new.end >= old.end && new.values == old.values, Invariant::LeasesHold, || {
+                format!("{id} until {} lasts until {} now", old.end, new.end)
+            })?;
+            for value in &old.values {
+                let Some(slab) = before.slabs.get(&value.grant) else { continue };
+                for (place, holder) in slab.grant.holders.iter().enumerate() {
+                    let was = slab.slot(place, value.slot).is_some_and(Slot::is_copy);
+                    let is_same = self.is_same_memory(before, Slab::extent(holder));
+                    let stays = !was || !is_same || self.is_copy(value.grant, place, value.slot);
+                    Violation::unless(stays, Invariant::LeasesHold, || {
+                        format!("{id} is on {value:?}, which left {} at {}", holder.region, self.now)
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// *Leases hold*: a copy that stopped being one, at whichever slot, rests past the horizon.
     fn check_freed_rests(&self, before: &Self) -> Result<(), Violation> {
         let until = self.now.max(before.horizon).after(self.settings.quarantine);
@@ -297,8 +356,8 @@ impl Shard {
                 if !self.is_same_memory(before, extent) {
                     continue;
                 }
-                for (slot, _) in (0..).map(SlotIndex).zip(slots).filter(|(_, s)| matches!(s, Slot::Committed { .. })) {
-                    if self.is_committed(*id, place, slot) {
+                for (slot, _) in (0..).map(SlotIndex).zip(slots).filter(|(_, state)| state.is_copy()) {
+                    if self.is_copy(*id, place, slot) {
                         continue;
                     }
                     let Some(Offset(start)) = slab.grant.offset(holder, slot) else { continue };
@@ -312,8 +371,7 @@ impl Shard {
         Ok(())
     }
 
-    fn is_committed(&self, id: Ordinal, holder: usize, slot: SlotIndex) -> bool {
-        let slab = self.slabs.get(&id);
-        slab.is_some_and(|slab| matches!(slab.slot(holder, slot), Some(Slot::Committed { .. })))
+    fn is_copy(&self, id: Ordinal, holder: usize, slot: SlotIndex) -> bool {
+        self.slabs.get(&id).and_then(|slab| slab.slot(holder, slot)).is_some_and(Slot::is_copy)
     }
 }

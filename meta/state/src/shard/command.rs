@@ -8,7 +8,7 @@ use quarry_wire::{
     frame::FrameKind,
     grant::Grant,
     ids::{
-        CertificateSerial, ExtentId, FeedNumber, Generation, GrantId, LendNumber, NamespaceId, NodeId, RegionId,
+        CertificateSerial, ExtentId, FeedNumber, Generation, GrantId, LendNumber, NamespaceId, NodeId, PinId, RegionId,
         ShardId, SlotIndex, WriterId,
     },
     key::Key,
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// A command for a shard.
 ///
-/// Pins, eviction, moves, journaled copies and objects will be further variants, added at the end so that old entries keep their meaning.
+/// Eviction, moves, journaled copies and objects will be further variants, added at the end so that old entries keep their meaning.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ShardCommand {
     /// Changes of the directory, as [`crate::Directory::feed_since`] gave them.
@@ -65,6 +65,26 @@ pub enum ShardCommand {
         /// Promise that no lease ends after this log time.
         horizon: Option<LogTime>,
     },
+    /// Keep the current versions of keys where they are.
+    Pin(PinRequest),
+    /// A pin is to last longer.
+    Renew {
+        /// Its name.
+        request: RequestId,
+        /// Whose pin it is.
+        owner: WriterId,
+        /// The pin.
+        pin: PinId,
+        /// How long from the command's log time; a pin that lasts longer already goes on as it was.
+        duration: Duration,
+    },
+    /// The owner reads no more through a pin.
+    Release {
+        /// Whose pin it is.
+        owner: WriterId,
+        /// The pin.
+        pin: PinId,
+    },
 }
 
 /// What became of a [`ShardCommand`], variant by variant.
@@ -86,6 +106,143 @@ pub enum ShardOutcome {
     Tick {
         /// The horizon.
         horizon: LogTime,
+    },
+    /// Of `Pin`: the pin.
+    Pin(Result<Pinned, PinRefusal>),
+    /// Of `Renew`: how it lasts now.
+    Renew(Result<PinTerm, RenewRefusal>),
+    /// Of `Release`: whether there was such a pin of this owner; there is none now.
+    Release {
+        /// There was.
+        held: bool,
+    },
+}
+
+/// Which values are to be kept, for whom and how long.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PinRequest {
+    /// Its name.
+    pub request: RequestId,
+    /// Who will read.
+    pub owner: WriterId,
+    /// Namespace of the keys.
+    pub namespace: NamespaceId,
+    /// The keys, at most [`quarry_wire::limits::KEYS_PER_PIN_MAX`].
+    pub keys: Vec<PinKey>,
+    /// How long from the command's log time; at most [`quarry_wire::limits::PIN_MAX`].
+    pub duration: Duration,
+}
+
+/// A key whose value is to be kept.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PinKey {
+    /// The key.
+    pub key: Key,
+    /// Only if this is its current version; none: whatever it is.
+    pub expected: Option<Version>,
+}
+
+/// What came of a [`PinRequest`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pinned {
+    /// The pin; none if no key had a value to keep.
+    pub pin: Option<PinId>,
+    /// How long it lasts unless it is renewed or released.
+    pub term: PinTerm,
+    /// The version kept of each key, in order.
+    pub keys: Vec<Result<Version, PinMiss>>,
+}
+
+/// How long a pin lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PinTerm {
+    /// Counted by the reader from sending its request: what was asked for.
+    pub duration: Duration,
+    /// In log time.
+    pub until: LogTime,
+}
+
+/// Why a key has no value under a pin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum PinMiss {
+    /// It has no value.
+    #[error("the key has no value")]
+    NotFound,
+    /// It has another version.
+    #[error("the key has version {current}, not the expected one")]
+    OtherVersion {
+        /// The version that it has.
+        current: Version,
+    },
+    /// It belongs to another shard.
+    #[error("the key belongs to {expected}, this is {found}")]
+    WrongShard {
+        /// The key's shard.
+        expected: ShardId,
+        /// This shard.
+        found: ShardId,
+    },
+}
+
+/// Why nothing was pinned. Refusals are not recorded: nothing was changed, and the same request may be taken later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum PinRefusal {
+    /// The request itself was not looked at.
+    #[error(transparent)]
+    Request(#[from] RequestRefusal),
+    /// No pin lasts so long.
+    #[error("a pin lasts from 1 ms to {most:?}, not {found:?}: renew it")]
+    Duration {
+        /// Longest time.
+        most: Duration,
+        /// Time asked for.
+        found: Duration,
+    },
+    /// Too many keys for one pin.
+    #[error("a pin has 1 to {most} keys, not {found}: pin the others apart")]
+    Keys {
+        /// Most keys.
+        most: u32,
+        /// Keys named.
+        found: u32,
+    },
+    /// The owner has as many pins as one may have in one shard.
+    #[error("the client holds {limit} pins in this shard, which is the most: release some, the next one ends in {} ms", .retry_after.as_millis())]
+    OwnersPins {
+        /// Most pins.
+        limit: u32,
+        /// When the next of them ends unless it is renewed.
+        retry_after: Duration,
+    },
+    /// There are as many pins as a shard may have.
+    #[error("the shard holds {limit} pins, which is the most: the next one ends in {} ms", .retry_after.as_millis())]
+    ShardsPins {
+        /// Most pins.
+        limit: u32,
+        /// When the next of them ends unless it is renewed.
+        retry_after: Duration,
+    },
+}
+
+/// Why a pin was not renewed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum RenewRefusal {
+    /// The request itself was not looked at.
+    #[error(transparent)]
+    Request(#[from] RequestRefusal),
+    /// No pin lasts so long.
+    #[error("a pin lasts from 1 ms to {most:?}, not {found:?}: renew it again later")]
+    Duration {
+        /// Longest time.
+        most: Duration,
+        /// Time asked for.
+        found: Duration,
+    },
+    /// The owner has no such pin: it ended, was released, or never was.
+    #[error("the client holds no pin {pin}: it ended, was released, or never was")]
+    UnknownPin {
+        /// The pin named.
+        pin: PinId,
     },
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Batch {
     pub(super) signature: Signature,
     pub(super) root: Hash,
     pub(super) leaves: Vec<Hash>,
-    /// Slots committed under it; the batch goes with the last one.
+    /// Copies under it; the batch goes with the last one.
     pub(super) live: u32,
 }
 

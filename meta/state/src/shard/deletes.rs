@@ -14,7 +14,9 @@ impl Shard {
     ) -> Result<Vec<Result<Deleted, DeleteRefusal>>, RequestRefusal> {
         match self.requests.look(self.now, self.settings.outcome_kept, request)? {
             Some(RequestOutcome::Delete(outcomes)) => return Ok(outcomes.clone()),
-            Some(RequestOutcome::Grant(_)) => return Err(RequestRefusal::Taken),
+            Some(RequestOutcome::Grant(_) | RequestOutcome::Pin(_) | RequestOutcome::Renew(_)) => {
+                return Err(RequestRefusal::Taken);
+            }
             None => {}
         }
         let outcomes: Vec<_> = keys.iter().map(|key| self.delete_one(namespace, key)).collect();

@@ -85,6 +85,7 @@ impl Shard {
     /// All memory is void: extents, slots, grants and copies go. Requests stay, for they say only what was done.
     fn begin_generation(&mut self, generation: Generation) {
         self.generation = generation;
+        self.drop_pins();
         let all = self.extents.keys().copied().collect();
         self.void(&all);
         self.extents.clear();

@@ -10,7 +10,7 @@
 //! Grants for moves, loads and repairs (whose writer is a data node) will come in here with their [`Purpose`].
 
 use super::{
-    BatchRef, GrantRefusal, GrantRequest, Proposed, RequestOutcome, SealRefusal, Shard, commits::Record,
+    BatchRef, GrantRefusal, GrantRequest, Proposed, RequestOutcome, SealRefusal, Shard, ValueRef, commits::Record,
     quarantine::Deadline,
 };
 use crate::requests::RequestRefusal;
@@ -36,6 +36,15 @@ pub(super) enum Slot {
     Committed { batch: BatchRef, leaf: u32 },
     /// The slab's no more: it rests, is free, or belongs to another slab.
     Gone,
+    /// A copy of a version that is not current any more, kept because a pin is on it; leaf of a signed batch.
+    Pinned { batch: BatchRef, leaf: u32 },
+}
+
+impl Slot {
+    /// Whether a frame can be read there: a current one, or one that is pinned.
+    pub(super) const fn is_copy(self) -> bool {
+        matches!(self, Self::Committed { .. } | Self::Pinned { .. })
+    }
 }
 
 /// Where a grant is in its life.
@@ -65,7 +74,7 @@ pub(super) struct Slab {
     pub(super) fill: SlotCount,
     /// Per holder of the grant, in its order.
     pub(super) slots: Vec<Vec<Slot>>,
-    /// What became of slots; when the grant is forgotten only those that are committed stay.
+    /// What became of slots; when the grant is forgotten only those that are copies stay.
     pub(super) records: BTreeMap<SlotIndex, Record>,
 }
 
@@ -79,8 +88,9 @@ impl Slab {
     fn has(&self, wanted: impl Fn(Slot) -> bool, below: SlotCount) -> bool {
         self.slots.iter().any(|slots| slots.iter().take(below.0 as usize).any(|slot| wanted(*slot)))
     }
-    pub(super) fn has_committed(&self) -> bool {
-        self.has(|slot| matches!(slot, Slot::Committed { .. }), self.grant.slots)
+    /// Whether a slot of it is a copy: of a current version, or of one that is pinned.
+    pub(super) fn has_copies(&self) -> bool {
+        self.has(Slot::is_copy, self.grant.slots)
     }
     pub(super) const fn view(&self) -> GrantView<'_> {
         GrantView {
@@ -122,7 +132,7 @@ pub enum GrantPhase {
     Closed,
     /// Its TTL is over.
     Expired,
-    /// Its outcomes are forgotten; slots of it are still committed.
+    /// Its outcomes are forgotten; slots of it are still copies.
     Forgotten,
 }
 
@@ -150,7 +160,9 @@ impl Shard {
     ) -> Result<Grant, GrantRefusal> {
         match self.requests.look(self.now, self.settings.outcome_kept, asked.request)? {
             Some(RequestOutcome::Grant(grant)) => return Ok(grant.clone()),
-            Some(RequestOutcome::Delete(_)) => return Err(RequestRefusal::Taken.into()),
+            Some(RequestOutcome::Delete(_) | RequestOutcome::Pin(_) | RequestOutcome::Renew(_)) => {
+                return Err(RequestRefusal::Taken.into());
+            }
             None => {}
         }
         self.admit_request(asked, holders.len())?;
@@ -327,20 +339,20 @@ impl Shard {
         }
     }
 
-    /// Outcomes are kept no longer; the slab stays while a slot of it is a current copy.
+    /// Outcomes are kept no longer; the slab stays while a slot of it is a copy.
     pub(super) fn forget(&mut self, id: Ordinal) {
         let slab = self.slabs.get_mut(&id).expect("a deadline to forget names a slab that is there");
         slab.phase = Phase::Forgotten;
         let slots = &slab.slots;
-        let committed =
-            |slot: &SlotIndex| slots.iter().any(|at| matches!(at.get(slot.0 as usize), Some(Slot::Committed { .. })));
-        slab.records.retain(|slot, _| committed(slot));
+        let copied =
+            |slot: &SlotIndex| slots.iter().any(|at| at.get(slot.0 as usize).is_some_and(|state| state.is_copy()));
+        slab.records.retain(|slot, _| copied(slot));
         self.drop_if_empty(id);
     }
 
-    /// Removes a forgotten slab without a committed slot.
+    /// Removes a forgotten slab without a copy.
     pub(super) fn drop_if_empty(&mut self, id: Ordinal) {
-        if self.slabs.get(&id).is_some_and(|slab| slab.phase == Phase::Forgotten && !slab.has_committed()) {
+        if self.slabs.get(&id).is_some_and(|slab| slab.phase == Phase::Forgotten && !slab.has_copies()) {
             self.slabs.remove(&id);
         }
     }
@@ -357,7 +369,7 @@ impl Shard {
         match was {
             Slot::Gone => return,
             Slot::Granted => {}
-            Slot::Committed { batch, .. } => self.release_leaf(batch),
+            Slot::Committed { batch, .. } | Slot::Pinned { batch, .. } => self.release_leaf(batch),
         }
         self.give_back_quota(namespace, bytes);
         self.put(Slab::extent(&at), start, bytes, to);
@@ -371,13 +383,27 @@ impl Shard {
         }
     }
 
-    /// Every copy of this slot, granted or committed, rests: the frame is not wanted any more, and may have been read.
+    /// Every copy of this slot, granted or committed, rests: the frame is not wanted any more, and may have been read. A copy that is pinned
+    /// stays until its last pin ends.
     pub(super) fn rest_slot(&mut self, id: Ordinal, slot: SlotIndex) {
         let Some(slab) = self.slabs.get(&id) else { return };
         let until = self.rest_until(slab);
+        let is_pinned = self.is_pinned(ValueRef { grant: id, slot });
         for holder in 0..slab.grant.holders.len() {
-            self.leave(id, holder, slot, Leave::Rest(until));
+            if !(is_pinned && self.keep(id, holder, slot)) {
+                self.leave(id, holder, slot, Leave::Rest(until));
+            }
         }
+    }
+
+    /// A copy stays where it is though its version is not current any more; false if there is none.
+    fn keep(&mut self, id: Ordinal, holder: usize, slot: SlotIndex) -> bool {
+        let slab = self.slabs.get_mut(&id).expect("a copy that stays is in a slab that is there");
+        let place = &mut slab.slots[holder][slot.0 as usize];
+        if let Slot::Committed { batch, leaf } = *place {
+            *place = Slot::Pinned { batch, leaf };
+        }
+        place.is_copy()
     }
 
     /// The grant of this name, while its outcomes are kept.

@@ -1,8 +1,8 @@
 //! Leases: permission to read. The shard only keeps the horizon: a replicated promise that no lease ends after it.
 //!
 //! The leader gives leases without a log entry, each at most horizon − its running log clock; a new leader inherits the horizon, so what an
-//! earlier leader promised still holds. Pins (long leases, replicated one by one) will be kept here, and [`Shard::rest_until`] will ask them.
-//! Keeps *Leases hold*.
+//! earlier leader promised still holds. Leases that are replicated one by one are pins (`pins.rs`): what they keep does not begin to rest before
+//! they end. Keeps *Leases hold*.
 
 use super::{Shard, Slab};
 use quarry_wire::units::LogTime;

@@ -12,9 +12,10 @@
 //! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
 //! | `deletes` | removal of keys | *Linearizable* |
 //! | `leases` | the horizon | *Leases hold* |
+//! | `pins` | values that are kept where they are for long reads | *Leases hold*, *Nothing leaks* |
 //! | `quarantine` | the rest of freed memory, and every other deadline | *Leases hold*, *Nothing leaks* |
 //!
-//! Files for pins, eviction, moves, journaled copies and objects will stand beside them.
+//! Files for eviction, moves, journaled copies and objects will stand beside them.
 
 mod check;
 mod command;
@@ -23,6 +24,7 @@ mod deletes;
 mod extents;
 mod grants;
 mod leases;
+mod pins;
 pub mod plan;
 mod quarantine;
 mod read;
@@ -36,17 +38,21 @@ use crate::{
 };
 pub use command::{
     Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, DeleteRefusal, Deleted,
-    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, Proposed, Publish, SealRefusal, ShardCommand,
-    ShardOutcome,
+    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, PinKey, PinMiss, PinRefusal, PinRequest, PinTerm,
+    Pinned, Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};
 pub use grants::{GrantPhase, GrantView};
 use grants::{Phase, Slab};
+use pins::Pin;
 use quarantine::Deadline;
 use quarry_wire::{
     grant::Grant,
-    ids::{ExtentId, FeedNumber, Generation, LendNumber, NamespaceId, Ordinal, RegionId, ShardId, SlotIndex, WriterId},
+    ids::{
+        ExtentId, FeedNumber, Generation, LendNumber, NamespaceId, Ordinal, PinId, RegionId, ShardId, SlotIndex,
+        WriterId,
+    },
     key::Key,
     limits::{HORIZON_AHEAD, OUTCOME_KEPT, QUARANTINE},
     units::LogTime,
@@ -102,6 +108,8 @@ struct ValueRef {
 enum RequestOutcome {
     Grant(Grant),
     Delete(Vec<Result<Deleted, DeleteRefusal>>),
+    Pin(Pinned),
+    Renew(PinTerm),
 }
 
 /// The state of a shard.
@@ -134,6 +142,9 @@ pub struct Shard {
     batches: BTreeMap<BatchRef, Batch>,
     values: BTreeMap<(NamespaceId, Key), ValueRef>,
     requests: Requests<RequestOutcome>,
+    /// Number of the last pin; counts on through generations.
+    pin_last: u64,
+    pins: BTreeMap<PinId, Pin>,
     /// Everything that happens by itself, in order.
     #[serde(skip)]
     deadlines: BTreeSet<(LogTime, Deadline)>,
@@ -143,6 +154,12 @@ pub struct Shard {
     /// Grants that are open or sealed, by writer.
     #[serde(skip)]
     writers: BTreeMap<WriterId, BTreeSet<Ordinal>>,
+    /// How many pins each value is under.
+    #[serde(skip)]
+    pinned: BTreeMap<ValueRef, u32>,
+    /// How many pins each owner holds.
+    #[serde(skip)]
+    pin_owners: BTreeMap<WriterId, u32>,
     /// Where planners should not go if there is another place.
     #[serde(skip)]
     warm: Warm,
@@ -174,9 +191,13 @@ impl Shard {
             batches: BTreeMap::new(),
             values: BTreeMap::new(),
             requests: Requests::new(),
+            pin_last: 0,
+            pins: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             used: BTreeMap::new(),
             writers: BTreeMap::new(),
+            pinned: BTreeMap::new(),
+            pin_owners: BTreeMap::new(),
             warm: Warm::default(),
         }
     }
@@ -197,6 +218,11 @@ impl Shard {
             }
             ShardCommand::DropExtent { extent, lend } => ShardOutcome::DropExtent(self.drop_extent(extent, lend)),
             ShardCommand::Tick { horizon } => ShardOutcome::Tick { horizon: self.raise_horizon(horizon) },
+            ShardCommand::Pin(asked) => ShardOutcome::Pin(self.pin(&asked)),
+            ShardCommand::Renew { request, owner, pin, duration } => {
+                ShardOutcome::Renew(self.renew(request, owner, pin, duration))
+            }
+            ShardCommand::Release { owner, pin } => ShardOutcome::Release { held: self.release(owner, pin) },
         }
     }
 
@@ -251,6 +277,7 @@ impl Shard {
         state.deadlines = state.deadlines_of_state();
         state.used = state.used_of_state();
         state.writers = state.writers_of_state();
+        (state.pinned, state.pin_owners) = state.pinned_of_state();
         state.warm = state.warm_of_state();
         state.check()?;
         Ok(state)

@@ -77,7 +77,9 @@ impl Planner<'_> {
         let now = shard.now.max(self.at);
         match shard.requests.look(now, shard.settings.outcome_kept, asked.request)? {
             Some(RequestOutcome::Grant(_)) => return Ok(ShardCommand::Grant { meta, asked, holders: Vec::new() }),
-            Some(RequestOutcome::Delete(_)) => return Err(RequestRefusal::Taken.into()),
+            Some(RequestOutcome::Delete(_) | RequestOutcome::Pin(_) | RequestOutcome::Renew(_)) => {
+                return Err(RequestRefusal::Taken.into());
+            }
             None => {}
         }
         let policy = shard.namespaces.get(&asked.namespace).map(|namespace| namespace.policy);

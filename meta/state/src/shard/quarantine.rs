@@ -1,21 +1,23 @@
 //! Quarantine and every other deadline: what happens by itself when log time passes.
 //!
 //! One ordered index holds all deadlines; whatever is due is done at the beginning of every apply, whatever the command. Keeps *Leases hold*
-//! (resting memory is freed here and nowhere else, unless its contents are gone) and *Nothing leaks* (whatever is in use has a deadline or is
-//! a current value).
+//! (resting memory is freed here and nowhere else, unless its contents are gone) and *Nothing leaks* (whatever is in use has a deadline, is
+//! a current value or is under a pin, which has a deadline).
 
 use super::{GrantPhase, Phase, Shard, space::Rest};
 use quarry_wire::{
-    ids::{ExtentId, Ordinal, WriterId},
+    ids::{ExtentId, Ordinal, PinId, WriterId},
     units::LogTime,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What happens at a deadline. The order decides what comes first at one instant: grants expire before space is freed.
+/// What happens at a deadline. The order decides what comes first at one instant: grants expire and pins end before space is freed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Deadline {
     /// A grant expires.
     Expire(Ordinal),
+    /// A pin ends.
+    Unpin(PinId),
     /// Resting memory of this extent, from this offset, becomes free.
     Free(ExtentId, u64),
     /// The outcomes of a grant are forgotten.
@@ -47,6 +49,7 @@ impl Shard {
             self.deadlines.pop_first();
             match deadline {
                 Deadline::Expire(grant) => self.expire(grant),
+                Deadline::Unpin(pin) => self.unpin(pin),
                 Deadline::Free(extent, start) => self.wake(extent, start),
                 Deadline::Forget(grant) => self.forget(grant),
             }
@@ -99,6 +102,7 @@ impl Shard {
             let resting = extent.resting.iter();
             deadlines.extend(resting.map(|(start, rest)| (rest.until, Deadline::Free(*id, *start))));
         }
+        deadlines.extend(self.pins.iter().map(|(id, pin)| (pin.end, Deadline::Unpin(*id))));
         deadlines
     }
 

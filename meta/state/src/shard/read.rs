@@ -132,12 +132,16 @@ impl Shard {
     /// The current version of `key` and where its copies are.
     #[must_use]
     pub fn resolve(&self, namespace: NamespaceId, key: &Key) -> Option<Resolved> {
-        let ValueRef { grant: id, slot } = self.values.get(&(namespace, key.clone())).copied()?;
+        self.resolved(self.values.get(&(namespace, key.clone())).copied()?)
+    }
+
+    /// The value that is written down there and where its copies are.
+    pub(super) fn resolved(&self, ValueRef { grant: id, slot }: ValueRef) -> Option<Resolved> {
         let Slab { grant, slots, records, .. } = self.slabs.get(&id)?;
         let record = records.get(&slot)?;
         let copies =
             grant.holders.iter().zip(slots).filter_map(|(holder, slots)| match slots.get(slot.0 as usize)? {
-                Slot::Committed { batch, leaf } => Some(ResolvedCopy {
+                Slot::Committed { batch, leaf } | Slot::Pinned { batch, leaf } => Some(ResolvedCopy {
                     grant: grant.id,
                     lend: holder.lend,
                     extent: holder.extent,
@@ -153,7 +157,7 @@ impl Shard {
                 Slot::Granted | Slot::Gone => None,
             });
         Some(Resolved {
-            namespace,
+            namespace: grant.namespace,
             key: record.key.clone(),
             version: record.version,
             kind: record.kind,
@@ -257,6 +261,10 @@ impl Shard {
                             of.committed_slots += 1;
                             of.committed_bytes += bytes;
                         }
+                        Slot::Pinned { .. } => {
+                            of.pinned_slots += 1;
+                            of.pinned_bytes += bytes;
+                        }
                         Slot::Gone => {}
                     }
                 }
@@ -271,6 +279,8 @@ impl Shard {
             total.granted_slots += of.granted_slots;
             total.committed_bytes += of.committed_bytes;
             total.committed_slots += of.committed_slots;
+            total.pinned_bytes += of.pinned_bytes;
+            total.pinned_slots += of.pinned_slots;
             total.resting_bytes += of.resting_bytes;
         }
         space

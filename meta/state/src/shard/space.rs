@@ -140,6 +140,10 @@ pub struct Space {
     pub committed_bytes: u64,
     /// Such slots.
     pub committed_slots: u64,
+    /// Bytes of slots that are a copy of a version that is not current any more, kept for a pin.
+    pub pinned_bytes: u64,
+    /// Such slots.
+    pub pinned_slots: u64,
     /// Bytes in quarantine.
     pub resting_bytes: u64,
 }

@@ -5,7 +5,8 @@ use quarry_meta_state::{
     directory::{FeedChange, FeedEntry, FeedSlice, Namespace, Policy, RegionState},
     shard::{
         Attested, CommitEntry, CommitOutcome, Covers, DeleteKey, DeleteRefusal, Deleted, GrantRefusal, GrantRequest,
-        Mode, Publish, Settings, ShardCommand, ShardOutcome,
+        Mode, PinKey, PinRefusal, PinRequest, PinTerm, Pinned, Publish, RenewRefusal, Settings, ShardCommand,
+        ShardOutcome,
     },
 };
 use quarry_wire::{
@@ -13,7 +14,7 @@ use quarry_wire::{
     grant::{Class, Grant},
     ids::{
         CertificateSerial, ExtentId, ExtentIndex, FeedNumber, Generation, Incarnation, LendNumber, NamespaceId, NodeId,
-        RegionId, RegionIndex, ShardId, SlotIndex, WriterId,
+        PinId, RegionId, RegionIndex, ShardId, SlotIndex, WriterId,
     },
     key::Key,
     signed::Signature,
@@ -193,6 +194,48 @@ impl Bench {
         let keys = vec![DeleteKey { key: key(name), expected: None }];
         match self.apply(ShardCommand::Delete { request, namespace: SPACE, keys }) {
             ShardOutcome::Delete(Ok(outcomes)) => outcomes[0],
+            other => panic!("{other:?}"),
+        }
+    }
+    pub(crate) fn pin_request(&mut self, owner: u8, names: &[&str], ms: u64) -> PinRequest {
+        PinRequest {
+            request: self.request(),
+            owner: writer(owner),
+            namespace: SPACE,
+            keys: names.iter().map(|name| PinKey { key: key(name), expected: None }).collect(),
+            duration: Duration::from_millis(ms),
+        }
+    }
+    pub(crate) fn pin_as(&mut self, asked: PinRequest) -> Result<Pinned, PinRefusal> {
+        match self.apply(ShardCommand::Pin(asked)) {
+            ShardOutcome::Pin(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+    pub(crate) fn pin(&mut self, owner: u8, names: &[&str], ms: u64) -> PinId {
+        let asked = self.pin_request(owner, names, ms);
+        self.pin_as(asked).unwrap().pin.unwrap()
+    }
+    pub(crate) fn renew(&mut self, owner: u8, pin: PinId, ms: u64) -> Result<PinTerm, RenewRefusal> {
+        let request = self.request();
+        self.renew_as(request, owner, pin, ms)
+    }
+    pub(crate) fn renew_as(
+        &mut self,
+        request: RequestId,
+        owner: u8,
+        pin: PinId,
+        ms: u64,
+    ) -> Result<PinTerm, RenewRefusal> {
+        let duration = Duration::from_millis(ms);
+        match self.apply(ShardCommand::Renew { request, owner: writer(owner), pin, duration }) {
+            ShardOutcome::Renew(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+    pub(crate) fn release(&mut self, owner: u8, pin: PinId) -> bool {
+        match self.apply(ShardCommand::Release { owner: writer(owner), pin }) {
+            ShardOutcome::Release { held } => held,
             other => panic!("{other:?}"),
         }
     }

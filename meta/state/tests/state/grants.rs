@@ -5,7 +5,7 @@ use crate::bench::{
     writer,
 };
 use quarry_meta_state::{
-    Entry, EntryError, Shard, SnapshotError,
+    Entry, EntryError, SNAPSHOT_VERSION, Shard, SnapshotError,
     directory::Policy,
     shard::{
         CommitRefusal, Committed, DropRefusal, GrantPhase, GrantRefusal, Mode, Proposed, SealRefusal, ShardCommand,
@@ -328,8 +328,11 @@ fn a_snapshot_says_what_it_is_and_is_refused_when_it_is_something_else() {
     assert_eq!((again.hash(), &again), (bench.shard.hash(), &bench.shard));
     assert_eq!(Shard::decode(b"QRY"), Err(SnapshotError::NoSnapshot));
     assert_eq!(Shard::decode(&[b"XXXX", &bytes[4..]].concat()), Err(SnapshotError::NoSnapshot));
-    let newer = [&bytes[..4], &[2, 0], &bytes[6..]].concat();
-    assert_eq!(Shard::decode(&newer), Err(SnapshotError::Version { expected: 1, found: 2 }));
+    for other in [SNAPSHOT_VERSION - 1, SNAPSHOT_VERSION + 1] {
+        let changed = [&bytes[..4], &other.to_le_bytes(), &bytes[6..]].concat();
+        let refused = SnapshotError::Version { expected: SNAPSHOT_VERSION, found: other };
+        assert_eq!(Shard::decode(&changed), Err(refused));
+    }
     let directory = quarry_meta_state::Directory::new().encode();
     assert_eq!(Shard::decode(&directory), Err(SnapshotError::Machine { expected: 1, found: 0 }));
     assert!(matches!(Shard::decode(&bytes[..bytes.len() - 1]), Err(SnapshotError::Body { .. })));

@@ -6,5 +6,6 @@ mod commits;
 mod directory;
 mod feed;
 mod grants;
+mod pins;
 mod random_cluster;
 mod random_shard;

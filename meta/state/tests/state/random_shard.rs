@@ -6,15 +6,21 @@ use proptest::{collection::vec, prelude::*, test_runner::TestCaseResult};
 use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
-    shard::{CommitEntry, Covers, DeleteKey, GrantRequest, Mode, Proposed, Publish, ShardCommand, ShardOutcome},
+    shard::{
+        CommitEntry, Covers, DeleteKey, GrantRequest, Mode, PinKey, PinRequest, Proposed, Publish, ShardCommand,
+        ShardOutcome,
+    },
 };
 use quarry_wire::{
     frame::FrameKind,
     grant::{Class, Grant},
-    ids::{Generation, GrantId, Ordinal, ShardId, SlotIndex},
+    ids::{Generation, GrantId, Ordinal, PinId, ShardId, SlotIndex, WriterId},
     units::{LogTime, Offset, SlotCount, SlotSize},
 };
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -83,6 +89,21 @@ enum Step {
         index: u8,
         number: u8,
     },
+    Pin {
+        owner: u8,
+        keys: Vec<(u8, Option<u8>)>,
+        ms: u16,
+        stamp: i32,
+    },
+    Renew {
+        owner: u8,
+        pin: u8,
+        ms: u16,
+    },
+    Release {
+        owner: u8,
+        pin: u8,
+    },
     /// A command of before, once more.
     Again(u16),
 }
@@ -109,6 +130,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1u8..4, 0u8..18, 0u8..6).prop_map(|(node, index, number)| Step::Unlent { node, index, number }),
         1 => (0u8..4, 0u8..3).prop_map(|(back, ahead)| Step::WildFeed { back, ahead }),
         2 => (1u8..4, 0u8..18, 0u8..6).prop_map(|(node, index, number)| Step::Drop { node, index, number }),
+        3 => (0u8..2, vec((0u8..6, proptest::option::of(0u8..12)), 0..4), 0u16..20_000, -130_000i32..1_000)
+            .prop_map(|(owner, keys, ms, stamp)| Step::Pin { owner, keys, ms, stamp }),
+        2 => (0u8..2, any::<u8>(), 0u16..20_000).prop_map(|(owner, pin, ms)| Step::Renew { owner, pin, ms }),
+        2 => (0u8..2, any::<u8>()).prop_map(|(owner, pin)| Step::Release { owner, pin }),
         3 => any::<u16>().prop_map(Step::Again),
     ]
 }
@@ -116,6 +141,10 @@ fn step() -> impl Strategy<Value = Step> {
 struct History {
     bench: Bench,
     grants: Vec<Grant>,
+    /// Every pin that was ever given.
+    pins: Vec<PinId>,
+    /// Those that were neither released nor have come to their end, with their owners.
+    lasting: BTreeMap<PinId, (WriterId, LogTime)>,
     /// Everything applied, with its stamp.
     log: Vec<(u64, ShardCommand)>,
     incarnations: [u64; 4],
@@ -124,13 +153,46 @@ struct History {
 impl History {
     fn new(policy: Policy) -> Self {
         let bench = Bench::with(3, policy, 1);
-        Self { bench, grants: Vec::new(), log: Vec::new(), incarnations: [1; 4] }
+        Self {
+            bench,
+            grants: Vec::new(),
+            pins: Vec::new(),
+            lasting: BTreeMap::new(),
+            log: Vec::new(),
+            incarnations: [1; 4],
+        }
     }
     fn apply(&mut self, command: ShardCommand) {
         self.log.push((self.bench.at, command.clone()));
-        if let ShardOutcome::Grant(Ok(grant)) = self.bench.apply(command) {
-            self.grants.push(grant);
+        match (command.clone(), self.bench.apply(command)) {
+            (_, ShardOutcome::Grant(Ok(grant))) => self.grants.push(grant),
+            (ShardCommand::Pin(asked), ShardOutcome::Pin(Ok(pinned))) => {
+                // A request that comes again names the pin that it made, which may be over.
+                if let Some(pin) = pinned.pin.filter(|pin| !self.pins.contains(pin)) {
+                    self.pins.push(pin);
+                    self.lasting.insert(pin, (asked.owner, pinned.term.until));
+                }
+            }
+            (ShardCommand::Renew { pin, .. }, ShardOutcome::Renew(Ok(term))) => {
+                if let Some((_, until)) = self.lasting.get_mut(&pin) {
+                    *until = term.until.max(*until);
+                }
+            }
+            (ShardCommand::Release { pin, .. }, ShardOutcome::Release { held: true }) => {
+                self.lasting.remove(&pin);
+            }
+            _ => {}
         }
+        let now = self.bench.shard.log_time();
+        self.lasting.retain(|_, (_, until)| *until > now);
+        for (pin, (owner, until)) in &self.lasting {
+            assert!(self.bench.shard.pinned(*owner, *pin).is_some(), "{pin} is gone at {now}, before {until}");
+        }
+        assert_eq!(self.bench.shard.pins(), self.lasting.len(), "no pin outlasts its end or its release");
+    }
+    fn pick_pin(&self, index: u8) -> Option<PinId> {
+        let index = usize::from(index).checked_rem(self.pins.len())?;
+        Some(self.pins[index])
     }
     fn pick(&self, index: u8) -> Option<GrantId> {
         let index = usize::from(index).checked_rem(self.grants.len())?;
@@ -241,6 +303,25 @@ impl History {
             Step::Drop { node, index, number } => {
                 let (extent, lend) = (extent(node.into(), index.into()), lend(number.into()));
                 self.apply(ShardCommand::DropExtent { extent, lend });
+            }
+            Step::Pin { owner, keys, ms, stamp } => {
+                let keys = keys.into_iter().map(|(name, expected)| PinKey {
+                    key: key(&format!("k{name}")),
+                    expected: expected.map(|clock| version(clock.into())),
+                });
+                let keys = keys.collect();
+                let (request, duration) = (self.request(stamp), Duration::from_millis(ms.into()));
+                let asked = PinRequest { request, owner: writer(owner), namespace: SPACE, keys, duration };
+                self.apply(ShardCommand::Pin(asked));
+            }
+            Step::Renew { owner, pin, ms } => {
+                let Some(pin) = self.pick_pin(pin) else { return };
+                let (request, duration) = (self.bench.request(), Duration::from_millis(ms.into()));
+                self.apply(ShardCommand::Renew { request, owner: writer(owner), pin, duration });
+            }
+            Step::Release { owner, pin } => {
+                let Some(pin) = self.pick_pin(pin) else { return };
+                self.apply(ShardCommand::Release { owner: writer(owner), pin });
             }
             Step::Again(index) => {
                 let Some(index) = usize::from(index).checked_rem(self.log.len()) else { return };
