@@ -43,6 +43,11 @@ impl Shared {
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
+
+    /// The runtime that the client was made in.
+    pub(crate) const fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
 }
 
 impl Drop for Shared {

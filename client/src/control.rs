@@ -406,7 +406,10 @@ impl Control {
 /// The error when the time is over and not the patience.
 fn gave_up(fault: Fault, what: &str) -> CallError {
     match fault.into_error(what) {
-        CallError::Refused(refusal) => CallError::Deadline { last: refusal.to_string() },
+        // It says itself when to come again.
+        CallError::Refused(refusal) if !matches!(*refusal, Refusal::TooManyRequests(_)) => {
+            CallError::Deadline { last: refusal.to_string() }
+        }
         error => error,
     }
 }

@@ -225,6 +225,9 @@ pub enum GetError {
         /// Bytes of the buffer.
         found: u64,
     },
+    /// The pin was over before the value was read through it. Nothing of it is shown.
+    #[error("the pin was over before the value was read: renew pins in time")]
+    PinOver,
     /// The value is there, but no copy lies in memory that can be read now.
     #[error("no copy of the value is in memory now")]
     NotResident,
@@ -240,6 +243,36 @@ pub enum GetError {
     /// libfabric cannot be used on this machine.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+}
+
+/// Why values were not pinned, or a pin not renewed or released.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// No pin lasts so long.
+    #[error("a pin lasts from 1 ms to {most:?}, not {found:?}: renew it before it ends")]
+    Duration {
+        /// Longest time.
+        most: Duration,
+        /// Time asked for.
+        found: Duration,
+    },
+    /// There are too many pins.
+    #[error("{resource} are limited to {limit}: release some, or try again in {retry_after:?}, when the next one ends")]
+    TooMany {
+        /// Whose pins.
+        resource: String,
+        /// How many there can be.
+        limit: u64,
+        /// When the next of them ends, unless it is renewed.
+        retry_after: Duration,
+    },
+    /// The pin has ended, or the memory that it was on is void.
+    #[error("the pin is over: pin the values again, they may be others by now")]
+    Over,
+    /// The cluster's servers did not answer.
+    #[error(transparent)]
+    Call(CallError),
 }
 
 /// Why a key was not deleted.

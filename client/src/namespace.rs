@@ -6,7 +6,8 @@ use crate::{
     buffers::Buffer,
     calls,
     client::Shared,
-    error::{CallError, DeleteError, GetError, PutError},
+    error::{CallError, DeleteError, GetError, PinError, PutError},
+    pins::{self, Pin},
     read, remove,
     view::NamespaceInfo,
     write::{self, Reserved, ReservedMany},
@@ -18,7 +19,7 @@ use quarry_wire::{
     key::Key,
     version::Version,
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// How a put takes effect on its key.
@@ -339,6 +340,35 @@ impl Namespace {
     pub async fn list(&self, prefix: impl AsRef<[u8]>, after: Option<&Key>, limit: usize) -> Result<Page, GetError> {
         let core = self.shared.core();
         calls::call(core, "list", Box::pin(read::probe::list(core, self.info.id, prefix.as_ref(), after, limit))).await
+    }
+
+    /// Pins the current values of `keys` for `duration` (at most ten minutes at a time): until then they can be read through the pin as they
+    /// are now, also when their keys are replaced or deleted meanwhile, and for longer if the pin is renewed. For reads that take longer than
+    /// leases last; others need none. Keys of one shard are pinned at one moment.
+    ///
+    /// ```no_run
+    /// # async fn example(client: quarry_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use quarry_client::Key;
+    /// use std::time::Duration;
+    ///
+    /// let weights = client.namespace("weights").await?;
+    /// let keys = [Key::new("layer-0")?, Key::new("layer-1")?];
+    /// let pin = weights.pin(&keys, Duration::from_secs(60)).await?;
+    /// for key in &keys {
+    ///     let value = pin.get(key).await?.expect("it had a value when it was pinned");
+    ///     assert_eq!(Some(value.version), pin.version(key));
+    ///     pin.renew(Duration::from_secs(60)).await?;
+    /// }
+    /// pin.release().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PinError::TooMany`] if the shard or this client holds too many pins already; otherwise see [`PinError`]. Then nothing is pinned.
+    pub async fn pin(&self, keys: &[Key], duration: Duration) -> Result<Pin, PinError> {
+        let work = Box::pin(pins::pin(&self.shared, self.info.id, keys, duration));
+        calls::call(self.shared.core(), "pin", work).await
     }
 
     /// Deletes a key. Answers the version that was deleted, or `None` if there was none.

@@ -16,6 +16,7 @@ const COMMITS: &str = "quarry_meta_commits_total";
 const SPACE_BYTES: &str = "quarry_meta_space_bytes";
 const SLOTS: &str = "quarry_meta_slots";
 const GRANTS_LIVE: &str = "quarry_meta_grants_live";
+const PINS: &str = "quarry_meta_pins";
 const KEYS: &str = "quarry_meta_keys";
 const HORIZON: &str = "quarry_meta_lease_horizon_seconds";
 const DATA_NODES: &str = "quarry_meta_data_nodes";
@@ -36,18 +37,19 @@ pub fn describe_metrics() {
     describe_gauge!(
         SPACE_BYTES,
         Unit::Bytes,
-        "Memory lent to the shard by state: free, granted, committed, quarantined. Told by the shard's leader, 0 elsewhere."
+        "Memory lent to the shard by state: free, granted, committed, pinned (a version replaced or deleted that a pin keeps), quarantined. Told by the shard's leader, 0 elsewhere."
     );
     describe_gauge!(
         SLOTS,
         Unit::Count,
-        "Slots of the shard by state: granted, committed. Told by the shard's leader, 0 elsewhere."
+        "Slots of the shard by state: granted, committed, pinned. Told by the shard's leader, 0 elsewhere."
     );
     describe_gauge!(
         GRANTS_LIVE,
         Unit::Count,
         "Grants that are open or sealed. Told by the shard's leader, 0 elsewhere."
     );
+    describe_gauge!(PINS, Unit::Count, "Read pins that the shard holds. Told by the shard's leader, 0 elsewhere.");
     describe_gauge!(KEYS, Unit::Count, "Keys of the shard that have a value. Told by the shard's leader, 0 elsewhere.");
     describe_gauge!(
         HORIZON,
@@ -83,6 +85,7 @@ pub(crate) fn committed(shard: ShardId, outcomes: &[v1::CommitOutcome]) {
 struct Standing {
     space: Space,
     grants: usize,
+    pins: usize,
     keys: usize,
     horizon: Duration,
 }
@@ -97,6 +100,7 @@ pub(crate) fn stand(shard: &HostedShard) {
             shard.hosted.read(|state: &Shard| Standing {
                 space: state.space().total,
                 grants: state.live_grants(),
+                pins: state.pins(),
                 keys: state.values(),
                 horizon: state.horizon().since(running),
             })
@@ -108,14 +112,18 @@ pub(crate) fn stand(shard: &HostedShard) {
         ("free", space.free_bytes),
         ("granted", space.granted_bytes),
         ("committed", space.committed_bytes),
+        ("pinned", space.pinned_bytes),
         ("quarantined", space.resting_bytes),
     ] {
         gauge!(SPACE_BYTES, "shard" => id.clone(), "state" => state).set(bytes as f64);
     }
-    for (state, slots) in [("granted", space.granted_slots), ("committed", space.committed_slots)] {
+    for (state, slots) in
+        [("granted", space.granted_slots), ("committed", space.committed_slots), ("pinned", space.pinned_slots)]
+    {
         gauge!(SLOTS, "shard" => id.clone(), "state" => state).set(slots as f64);
     }
     gauge!(GRANTS_LIVE, "shard" => id.clone()).set(standing.grants as f64);
+    gauge!(PINS, "shard" => id.clone()).set(standing.pins as f64);
     gauge!(KEYS, "shard" => id.clone()).set(standing.keys as f64);
     gauge!(HORIZON, "shard" => id).set(standing.horizon.as_secs_f64());
 }

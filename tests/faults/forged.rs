@@ -114,6 +114,9 @@ passed_on! {
     publish: v1::PublishRequest => v1::PublishReply;
     seal: v1::SealRequest => v1::SealReply;
     delete: v1::DeleteRequest => v1::DeleteReply;
+    pin: v1::PinRequest => v1::PinReply;
+    renew_pin: v1::RenewPinRequest => v1::RenewPinReply;
+    release_pin: v1::ReleasePinRequest => v1::ReleasePinReply;
     exists: v1::ExistsRequest => v1::ExistsReply;
     list: v1::ListRequest => v1::ListReply;
 }

@@ -98,6 +98,14 @@ impl Reading<'_> {
                 self.plan.runs.get(*next - 1)
             };
             let Some(run) = run else { return };
+            if self.is_over(run) {
+                // Nothing of it could be shown: it is not read in vain, and what follows comes to its turn in the next lease.
+                let wants = &mut self.state.lock().1;
+                for frame in &self.plan.frames[run.frames.clone()] {
+                    wants[frame.want].failed(Miss::LeaseOver);
+                }
+                continue;
+            }
             if let Err(miss) = self.read(run, &mut window, &wait).await {
                 let wants = &mut self.state.lock().1;
                 for frame in &self.plan.frames[run.frames.clone()] {
@@ -105,6 +113,13 @@ impl Reading<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the leases of all its values are over.
+    fn is_over(&self, run: &Run) -> bool {
+        let now = self.core.options.clock.boot();
+        let wants = &self.state.lock().1;
+        self.plan.frames[run.frames.clone()].iter().all(|frame| wants[frame.want].is_over(now))
     }
 
     /// Carries out one run; `window` is what the runs of one worker land in.

@@ -5,6 +5,9 @@
 //! All calls that read values go one way: `cache` and `resolve` find a value's copies, `plan` chooses among them, `fetch` reads, `check` has
 //! the last word; `records` looks for the new key of a region that refused a read. They differ in where a payload ends: in memory of its
 //! own, or in a buffer of the reader's.
+//!
+//! What takes longer than a lease is read in steps: values whose lease ended before they were read are resolved again, as long as each step
+//! brings some. What is pinned is never resolved.
 
 pub(crate) mod cache;
 mod check;
@@ -26,12 +29,17 @@ use crate::{
 use bytes::Bytes;
 use cache::Found;
 use check::Miss;
-use quarry_wire::{ids::NamespaceId, key::Key, version::Version};
+use quarry_wire::{
+    ids::{Incarnation, NamespaceId, RegionEpoch, RegionId},
+    key::Key,
+    version::Version,
+};
 use records::Refused;
-use std::sync::Arc;
+use resolve::Resolved;
+use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
-/// Times that the shards are asked about one key in one call.
+/// Times that the shards are asked about one key in one call, those not counted after which only others had their turn.
 const RESOLVES_MAX: u32 = 2;
 
 /// Reads all `keys`. One result per key, in their order.
@@ -64,6 +72,35 @@ pub(crate) async fn get_into_many(
     wants.into_iter().map(result).collect()
 }
 
+/// Reads values whose places are known and are not to be asked for again. One result per key, in their order.
+pub(crate) async fn get_known(
+    core: &Core,
+    namespace: NamespaceId,
+    items: Vec<(Key, Resolved)>,
+) -> Vec<Result<Option<Value>, GetError>> {
+    let mut wants: Vec<Want> = items.into_iter().map(|(key, found)| Want::known(key, None, found)).collect();
+    get_all_known(core, namespace, &mut wants).await;
+    let value = |it: Landed| Value { bytes: it.bytes, version: it.version };
+    wants.into_iter().map(|want| want.outcome().map(|found| found.map(value))).collect()
+}
+
+/// The same into buffers.
+pub(crate) async fn get_known_into(
+    core: &Core,
+    namespace: NamespaceId,
+    items: Vec<(Key, Buffer, Resolved)>,
+) -> Vec<(Buffer, Result<Option<Got>, GetError>)> {
+    let want = |(key, buffer, found)| Want::known(key, Some(buffer), found);
+    let mut wants: Vec<Want> = items.into_iter().map(want).collect();
+    get_all_known(core, namespace, &mut wants).await;
+    let got = |it: Landed| Got { len: it.len, version: it.version };
+    let result = |mut want: Want| {
+        let buffer = want.into.take().expect("a buffer is in its want except during an operation");
+        (buffer, want.outcome().map(|found| found.map(got)))
+    };
+    wants.into_iter().map(result).collect()
+}
+
 /// A value that is wanted.
 #[derive(Debug)]
 struct Want {
@@ -73,6 +110,10 @@ struct Want {
     state: State,
     /// What the last copy that was tried met.
     last: Option<Miss>,
+    /// Times that the shards were asked about it.
+    asked: u32,
+    /// Its lease was over before it was read.
+    is_late: bool,
 }
 
 #[derive(Debug)]
@@ -100,7 +141,27 @@ struct Landed {
 
 impl Want {
     const fn new(key: Key, into: Option<Buffer>) -> Self {
-        Self { key, into, state: State::Unknown { spent: None }, last: None }
+        Self { key, into, state: State::Unknown { spent: None }, last: None, asked: 0, is_late: false }
+    }
+
+    /// Whose place is known; what is not there, or is not believed, is done.
+    fn known(key: Key, into: Option<Buffer>, found: Resolved) -> Self {
+        let state = match found {
+            Ok(Some(found)) => State::Found { found, tried: 0 },
+            Ok(None) => State::Done(Ok(None)),
+            Err(error) => State::Done(Err(error)),
+        };
+        Self { state, ..Self::new(key, into) }
+    }
+
+    /// Whether the shards are to be asked about it.
+    const fn is_to_be_asked(&self) -> bool {
+        matches!(self.state, State::Unknown { .. }) && self.asked < RESOLVES_MAX
+    }
+
+    /// Whether its lease is over.
+    fn is_over(&self, now: Duration) -> bool {
+        matches!(&self.state, State::Found { found, .. } if now >= found.lease_end)
     }
 
     /// The copy that was read last is the value.
@@ -113,6 +174,7 @@ impl Want {
     fn failed(&mut self, miss: Miss) {
         // Other copies have the same lease and the same deadline.
         let over = matches!(miss, Miss::LeaseOver | Miss::NoRoom);
+        self.is_late = matches!(miss, Miss::LeaseOver);
         self.last = Some(miss);
         if over {
             self.spend();
@@ -121,6 +183,7 @@ impl Want {
 
     /// No copy that its descriptor names can be tried; why the last one failed is told rather than `why`.
     fn missed(&mut self, why: Miss) {
+        self.is_late = matches!(why, Miss::LeaseOver);
         self.last.get_or_insert(why);
         self.spend();
     }
@@ -161,44 +224,99 @@ async fn get_all(core: &Core, namespace: NamespaceId, wants: &mut [Want], fresh:
         }
         core.counters.cache_hits.add(hits);
     }
-    let mut resolves_left = RESOLVES_MAX;
     loop {
         // What is unknown when the shards were asked often enough stays so.
-        let unknown = wants.iter().any(|want| matches!(want.state, State::Unknown { .. }));
-        if unknown && resolves_left > 0 && Instant::now() < deadline {
-            resolves_left -= 1;
+        if wants.iter().any(Want::is_to_be_asked) && Instant::now() < deadline {
             look_up(core, namespace, wants, deadline).await;
         }
+        let done = wants.iter().filter(|want| matches!(want.state, State::Done(_))).count();
         if !wants.iter().any(|want| matches!(want.state, State::Found { .. })) {
             return;
         }
         let refused = fetch::fetch(core, namespace, wants, deadline).await;
+        if wants.iter().filter(|want| matches!(want.state, State::Done(_))).count() > done {
+            // A step of a long way: who waited for others until the lease was over has not had a turn yet.
+            for want in wants.iter_mut().filter(|want| want.is_late) {
+                want.asked = 0;
+            }
+        }
         let mut needed = Refused::new();
         for want in wants.iter_mut() {
             if let State::Unknown { spent } = &mut want.state
                 && let Some(spent) = spent.take()
             {
-                let regions = spent.copies.iter().map(|copy| (copy.region, copy.incarnation));
-                needed.extend(regions.filter_map(|region| Some((region, *refused.get(&region)?))));
+                needed.extend(refusing(&spent, &refused));
                 core.cache.lock().forget(namespace, &want.key, &spent);
             }
         }
         // A key that was changed is nobody's failure: with the new one there is another try, and a lease that covers it.
         if records::any_is_newer(core, &needed, deadline).await {
-            resolves_left = resolves_left.max(1);
+            for want in wants.iter_mut() {
+                want.asked = want.asked.min(RESOLVES_MAX - 1);
+            }
+        }
+    }
+}
+
+/// Which regions of a value's copies were not read although their records said how.
+fn refusing(found: &Found, refused: &Refused) -> impl Iterator<Item = ((RegionId, Incarnation), RegionEpoch)> {
+    let regions = found.copies.iter().map(|copy| (copy.region, copy.incarnation));
+    regions.filter_map(|region| Some((region, *refused.get(&region)?)))
+}
+
+/// Brings every want to its end whose place is known, or not: each copy is tried twice, the second time with what the directory says then of
+/// the memory that it lies in, and again when a region of it has got a new read key meanwhile.
+async fn get_all_known(core: &Core, namespace: NamespaceId, wants: &mut [Want]) {
+    let deadline = match core.deadline() {
+        Ok(deadline) => deadline,
+        Err(error) => {
+            for want in wants {
+                want.state = State::Done(Err(error.clone().into()));
+            }
+            return;
+        }
+    };
+    let mut is_first = true;
+    loop {
+        let refused = fetch::fetch(core, namespace, wants, deadline).await;
+        let (mut needed, mut missed) = (Refused::new(), Vec::new());
+        for want in wants.iter_mut().filter(|want| !want.is_late) {
+            if let State::Unknown { spent: Some(found) } = &want.state {
+                needed.extend(refusing(found, &refused));
+                missed.push(want);
+            }
+        }
+        if missed.is_empty() {
+            break;
+        }
+        let is_newer = records::any_is_newer(core, &needed, deadline).await;
+        if !is_newer && !(is_first && core.control.describe(deadline).await.is_ok()) {
+            break;
+        }
+        is_first = false;
+        for want in missed {
+            if let State::Unknown { spent: Some(found) } = &want.state {
+                want.state = State::Found { found: Arc::clone(found), tried: 0 };
+            }
+        }
+    }
+    if Instant::now() < deadline {
+        for want in wants.iter_mut().filter(|want| want.is_late && matches!(want.state, State::Unknown { .. })) {
+            want.state = State::Done(Err(GetError::PinOver));
         }
     }
 }
 
 /// Asks the shards about all that is unknown, in one go.
 async fn look_up(core: &Core, namespace: NamespaceId, wants: &mut [Want], deadline: Instant) {
-    let unknown = |want: &&Want| matches!(want.state, State::Unknown { .. });
+    let unknown = |want: &&Want| want.is_to_be_asked();
     let asked: Vec<Key> = wants.iter().filter(unknown).map(|want| want.key.clone()).collect();
     let resolved = resolve::resolve(core, namespace, &asked, deadline).await;
     let now = core.options.clock.boot();
     let mut cache = core.cache.lock();
-    let unknown = |want: &&mut Want| matches!(want.state, State::Unknown { .. });
+    let unknown = |want: &&mut Want| want.is_to_be_asked();
     for (want, resolved) in wants.iter_mut().filter(unknown).zip(resolved) {
+        want.asked += 1;
         want.state = match resolved {
             Ok(None) => State::Done(Ok(None)),
             Err(error) => State::Done(Err(error)),

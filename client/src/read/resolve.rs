@@ -134,14 +134,25 @@ pub(super) async fn call(
 ) -> Result<Vec<Resolved>, CallError> {
     let sent = core.options.clock.boot();
     let reply = ask(core, namespace, shard, keys, lease, deadline).await?;
+    let lease = Duration::from_millis(u64::from(reply.lease_ms)).min(lease);
+    believe(core, namespace, keys, &reply, (sent, sent + lease - lease / 100), deadline).await
+}
+
+/// What of a shard's answer is believed: one answer per key, in their order. It may be used from when it was asked for until its lease ends.
+pub(crate) async fn believe(
+    core: &Core,
+    namespace: NamespaceId,
+    keys: &[&Key],
+    reply: &v1::ResolveReply,
+    (sent, lease_end): (Duration, Duration),
+    deadline: Instant,
+) -> Result<Vec<Resolved>, CallError> {
     if reply.items.len() != keys.len() {
         return Err(untrusted(&format!("expected {} answers, found {}", keys.len(), reply.items.len())));
     }
     core.control.revoked_up_to(reply.revocations, deadline).await?;
     let revocations = core.control.view().read().revocations();
     let batches = batches(core, &reply.batches, deadline).await?;
-    let lease = Duration::from_millis(u64::from(reply.lease_ms)).min(lease);
-    let lease_end = sent + lease - lease / 100;
     let mut proof = Proof { namespace, batches, hashes: reply.hashes.as_chunks().0, sent, lease_end, revocations };
     Ok(keys.iter().zip(&reply.items).map(|(key, item)| proof.found(key, item)).collect())
 }

@@ -84,6 +84,8 @@ pub(crate) struct Faults {
     pub(crate) changing: u32,
     /// Resolves name this revocation list; it is shown with a description if there is one, not with resolves.
     pub(crate) revocations: u64,
+    /// Refusals for the next pins.
+    pub(crate) refuse_pins: VecDeque<Refusal>,
     /// Grants live so long instead of what was asked.
     pub(crate) ttl: Option<Duration>,
 }
@@ -149,6 +151,9 @@ struct State {
     grants: BTreeMap<u64, Given>,
     next_offset: u64,
     keys: BTreeMap<(u32, Key), Stored>,
+    /// Pins that were not released, with their numbers of keys. They end by no time.
+    pins: BTreeMap<u64, usize>,
+    pin_last: u64,
     now_ms: u64,
     /// Grants that were asked for with nodes to avoid.
     avoiding: usize,
@@ -294,6 +299,16 @@ impl Double {
         let state = self.world.state.lock();
         let found = state.keys.iter().find(|((_, known), _)| known.as_bytes() == key.as_bytes());
         found.map_or(0, |(_, stored)| stored.copies.len())
+    }
+
+    /// Numbers of keys of the pins that were not released.
+    pub(crate) fn pins(&self) -> Vec<usize> {
+        self.world.state.lock().pins.values().copied().collect()
+    }
+
+    /// Ends all pins, as their time does.
+    pub(crate) fn end_pins(&self) {
+        self.world.state.lock().pins.clear();
     }
 
     /// How many keys there are.
@@ -618,6 +633,24 @@ impl World {
         Ok(reply)
     }
 
+    fn pin(&self, asked: &v1::PinRequest) -> Result<v1::PinReply, Refusal> {
+        if let Some(refusal) = self.faults.lock().refuse_pins.pop_front() {
+            return Err(refusal);
+        }
+        let keys = asked.items.iter().map(|item| item.key.clone()).collect();
+        let (namespace, lease_ms) = (asked.namespace, asked.duration_ms);
+        let values = self.resolve(&v1::ResolveRequest { namespace, keys, lease_ms, ..Default::default() })?;
+        let mut state = self.state.lock();
+        let kept = values.items.iter().filter(|item| item.found).count();
+        let pin = (kept > 0).then(|| {
+            state.pin_last += 1;
+            let number = state.pin_last;
+            state.pins.insert(number, kept);
+            v1::Ordinal { generation: GENERATION.0, number }
+        });
+        Ok(v1::PinReply { pin, values: Some(values), until_ms: 0 })
+    }
+
     fn exists(&self, asked: &v1::ExistsRequest) -> Result<v1::ExistsReply, Refusal> {
         let state = self.state.lock();
         let mut present = vec![0; asked.keys.len().div_ceil(8)];
@@ -775,6 +808,33 @@ impl Control for MetaServer {
     async fn resolve(&self, request: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
         self.leads(request.get_ref().shard).await?;
         Ok(Response::new(self.world.resolve(request.get_ref())?))
+    }
+
+    async fn pin(&self, request: Request<v1::PinRequest>) -> Result<Response<v1::PinReply>, Status> {
+        self.leads(request.get_ref().shard).await?;
+        Ok(Response::new(self.world.pin(request.get_ref())?))
+    }
+
+    async fn renew_pin(&self, request: Request<v1::RenewPinRequest>) -> Result<Response<v1::RenewPinReply>, Status> {
+        let asked = request.into_inner();
+        self.leads(asked.shard).await?;
+        let state = self.world.state.lock();
+        if !asked.pin.is_some_and(|pin| state.pins.contains_key(&pin.number)) {
+            return Err(Refusal::UnknownPin(v1::UnknownPin { pin: asked.pin }).into());
+        }
+        let (duration_ms, applied_ms) = (asked.duration_ms, state.now_ms);
+        Ok(Response::new(v1::RenewPinReply { duration_ms, until_ms: 0, applied_ms }))
+    }
+
+    async fn release_pin(
+        &self,
+        request: Request<v1::ReleasePinRequest>,
+    ) -> Result<Response<v1::ReleasePinReply>, Status> {
+        let asked = request.into_inner();
+        self.leads(asked.shard).await?;
+        let mut state = self.world.state.lock();
+        let held = state.pins.remove(&asked.pin.unwrap_or_default().number).is_some();
+        Ok(Response::new(v1::ReleasePinReply { held, applied_ms: state.now_ms }))
     }
 
     async fn exists(&self, request: Request<v1::ExistsRequest>) -> Result<Response<v1::ExistsReply>, Status> {

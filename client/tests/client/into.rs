@@ -165,9 +165,9 @@ async fn no_way_to_read_takes_a_whole_frame_of_another_key() {
 
 /// The system's clock, which jumps ahead by six seconds when it was looked at so many times; 0 is never.
 #[derive(Debug, Default)]
-struct Jumps {
-    looks: AtomicU64,
-    ahead_ms: AtomicU64,
+pub(crate) struct Jumps {
+    pub(crate) looks: AtomicU64,
+    pub(crate) ahead_ms: AtomicU64,
 }
 
 impl Clock for Jumps {
@@ -194,8 +194,8 @@ async fn whenever_a_lease_ends_no_way_to_read_takes_the_bytes_without_asking_aga
         let keys = put(&blocks, 1, length).await;
         let resolves = || client.stats().control_calls.get("Resolve").copied().unwrap_or(0);
         for way in WAYS {
-            // Found in memory, chosen, checked: at each of these the clock is looked at once.
-            for looks in 1..=3 {
+            // Found in memory, chosen, read, checked: at each of these the clock is looked at once.
+            for looks in 1..=4 {
                 way.read(&client, &blocks, &keys).await[0].as_ref().unwrap();
                 let before = resolves();
                 clock.looks.store(looks, Ordering::SeqCst);
@@ -232,6 +232,57 @@ async fn a_lease_counts_from_sending_the_request_however_late_its_answer_comes()
         assert!(values[0].as_ref().unwrap().as_deref() == Some(&content(0, SMALL)[..]));
         assert_eq!(resolves() - before, 2, "{way:?}");
     }
+    client.close().await.unwrap();
+}
+
+/// Goes on by ten milliseconds at each look.
+#[derive(Debug, Default)]
+struct Steps(AtomicU64);
+
+impl Clock for Steps {
+    fn wall_ms(&self) -> u64 {
+        SystemClock.wall_ms()
+    }
+    fn boot(&self) -> Duration {
+        Duration::from_millis(10 * self.0.fetch_add(1, Ordering::SeqCst))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_takes_longer_than_a_lease_is_read_in_steps_and_no_value_of_it_fails() {
+    for length in [SMALL, LARGE] {
+        let double = Double::start(2).await;
+        let clock: Arc<dyn Clock> = Arc::<Steps>::default();
+        let client = double.connect(Options { clock, ..Options::default() }).await;
+        let blocks = client.create_namespace(NamespaceSpec::cache("kv")).await.unwrap();
+        let keys = put(&blocks, 120, length).await;
+        // Some forty looks: the clock is looked at for every value, and for every operation.
+        double.faults().lease_ms = Some(400);
+        let resolves = || client.stats().control_calls.get("Resolve").copied().unwrap_or(0);
+        for way in [Way::GetMany, Way::GetIntoMany] {
+            let before = resolves();
+            for (value, seed) in way.read(&client, &blocks.fresh(), &keys).await.into_iter().zip(0..) {
+                assert!(value.unwrap().unwrap() == content(seed, length), "{way:?} of {length} bytes: {seed}");
+            }
+            assert!(resolves() - before > 2, "{way:?} of {length} bytes: more than two leases were needed");
+        }
+        client.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_too_short_for_any_value_ends_a_batch_and_is_not_asked_for_for_ever() {
+    let double = Double::start(2).await;
+    let clock: Arc<dyn Clock> = Arc::<Steps>::default();
+    let client = double.connect(Options { clock, ..Options::default() }).await;
+    let blocks = client.create_namespace(NamespaceSpec::cache("kv")).await.unwrap();
+    let keys = put(&blocks, 20, SMALL).await;
+    double.faults().lease_ms = Some(10);
+    let before = client.stats().control_calls.get("Resolve").copied().unwrap_or(0);
+    for value in Way::GetMany.read(&client, &blocks.fresh(), &keys).await {
+        assert!(matches!(value, Err(GetError::Deadline { .. })), "{value:?}");
+    }
+    assert_eq!(client.stats().control_calls["Resolve"] - before, 2);
     client.close().await.unwrap();
 }
 

@@ -8,6 +8,7 @@ mod double;
 mod endings;
 mod faults;
 mod into;
+mod pins;
 mod probes;
 mod reserve;
 mod rotations;

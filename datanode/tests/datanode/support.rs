@@ -299,6 +299,15 @@ impl Control for Serves {
     async fn resolve(&self, _: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
         Err(Status::unimplemented("not of this double"))
     }
+    async fn pin(&self, _: Request<v1::PinRequest>) -> Result<Response<v1::PinReply>, Status> {
+        Err(Status::unimplemented("not of this double"))
+    }
+    async fn renew_pin(&self, _: Request<v1::RenewPinRequest>) -> Result<Response<v1::RenewPinReply>, Status> {
+        Err(Status::unimplemented("not of this double"))
+    }
+    async fn release_pin(&self, _: Request<v1::ReleasePinRequest>) -> Result<Response<v1::ReleasePinReply>, Status> {
+        Err(Status::unimplemented("not of this double"))
+    }
     async fn exists(&self, _: Request<v1::ExistsRequest>) -> Result<Response<v1::ExistsReply>, Status> {
         Err(Status::unimplemented("not of this double"))
     }

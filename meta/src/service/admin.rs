@@ -308,7 +308,7 @@ fn group_status<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupStatus {
     }
 }
 
-/// The space of a shard: one row for each region, with the numbers of the shard's live grants and keys in its first row.
+/// The space of a shard: one row for each region, with the numbers of the shard's live grants, keys and pins in its first row.
 fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
     let mut rows: Vec<_> = (state.space().regions.into_iter())
         .map(|(region, space)| v1::SpaceStatus {
@@ -318,8 +318,8 @@ fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
             granted_bytes: space.granted_bytes,
             committed_bytes: space.committed_bytes,
             resting_bytes: space.resting_bytes,
-            grants: 0,
-            keys: 0,
+            pinned_bytes: space.pinned_bytes,
+            ..Default::default()
         })
         .collect();
     if rows.is_empty() {
@@ -327,6 +327,7 @@ fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
     }
     rows[0].grants = state.live_grants() as u64;
     rows[0].keys = state.values() as u64;
+    rows[0].pins = state.pins() as u64;
     rows
 }
 

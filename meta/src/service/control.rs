@@ -1,6 +1,6 @@
-//! Control: namespaces, grants, seals and deletes; publish, resolve and probes stand in their own files.
+//! Control: namespaces, grants, seals and deletes; publish, resolve, pins and probes stand in their own files.
 
-use super::{REPLAN_PAUSE, Service, probe, publish, request_id, resolve, strange, unsigned};
+use super::{REPLAN_PAUSE, Service, pins, probe, publish, request_id, resolve, strange, unsigned};
 use crate::{
     core::{Core, HostedShard, namespace, not_made},
     door,
@@ -83,6 +83,39 @@ impl Control for Service {
     async fn resolve(&self, request: Request<v1::ResolveRequest>) -> Result<Response<v1::ResolveReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
         self.call(resolve::resolve(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn pin(&self, request: Request<v1::PinRequest>) -> Result<Response<v1::PinReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(async {
+            caller.is_writer(convert::writer_id(&request.get_ref().owner)?, "Pin")?;
+            pins::pin(self.core(), request.into_inner(), deadline).await
+        })
+        .await
+    }
+
+    async fn renew_pin(&self, request: Request<v1::RenewPinRequest>) -> Result<Response<v1::RenewPinReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(async {
+            caller.is_writer(convert::writer_id(&request.get_ref().owner)?, "RenewPin")?;
+            pins::renew(self.core(), request.into_inner(), deadline).await
+        })
+        .await
+    }
+
+    async fn release_pin(
+        &self,
+        request: Request<v1::ReleasePinRequest>,
+    ) -> Result<Response<v1::ReleasePinReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(async {
+            caller.is_writer(convert::writer_id(&request.get_ref().owner)?, "ReleasePin")?;
+            pins::release(self.core(), request.into_inner(), deadline).await
+        })
+        .await
     }
 
     async fn exists(&self, request: Request<v1::ExistsRequest>) -> Result<Response<v1::ExistsReply>, Status> {

@@ -3,6 +3,7 @@
 
 mod admin;
 mod control;
+mod pins;
 mod probe;
 mod publish;
 mod registry;

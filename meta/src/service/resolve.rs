@@ -11,7 +11,7 @@ use crate::{
 };
 use quarry_meta_state::{
     Shard,
-    shard::{BatchRef, ResolvedCopy},
+    shard::{BatchRef, Resolved, ResolvedCopy},
 };
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
@@ -62,17 +62,32 @@ pub(super) async fn resolve(
         // Only now: a key that is there proves its namespace.
         core.directory.read(|directory| known_namespace(directory, namespace))?;
     }
-    // Read before the changes, which have the list if the caller lacks it.
-    reply.revocations = core.directory.read(|directory| directory.keyring().map_or(0, Keyring::revocation_number));
-    reply.changes = core.changes(asked.seen);
+    add_news(core, &mut reply, asked.seen);
     Ok(reply)
 }
 
+/// What of the directory goes with an answer to a caller who knows it up to `seen`.
+pub(super) fn add_news(core: &Core, reply: &mut v1::ResolveReply, seen: Option<v1::Ordinal>) {
+    // Read before the changes, which have the list if the caller lacks it.
+    reply.revocations = core.directory.read(|directory| directory.keyring().map_or(0, Keyring::revocation_number));
+    reply.changes = core.changes(seen);
+}
+
 fn answer(state: &Shard, trees: &Trees, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveReply {
-    let reply = v1::ResolveReply { items: Vec::with_capacity(keys.len()), ..Default::default() };
+    show(state, trees, keys.iter().map(|key| state.resolve(namespace, key)))
+}
+
+/// The message for these values of `state`, without a lease.
+pub(super) fn show(
+    state: &Shard,
+    trees: &Trees,
+    values: impl IntoIterator<Item = Option<Resolved>>,
+) -> v1::ResolveReply {
+    let values = values.into_iter();
+    let reply = v1::ResolveReply { items: Vec::with_capacity(values.size_hint().0), ..Default::default() };
     let mut answer = Answer { state, trees, batches: HashMap::new(), hashes: 0, bytes: Vec::new(), reply };
-    for key in keys {
-        let item = answer.item(namespace, key);
+    for value in values {
+        let item = value.map_or_else(v1::Resolved::default, |value| answer.item(&value));
         answer.reply.items.push(item);
     }
     let mut reply = answer.reply;
@@ -101,8 +116,7 @@ struct Shared {
 }
 
 impl Answer<'_> {
-    fn item(&mut self, namespace: NamespaceId, key: &Key) -> v1::Resolved {
-        let Some(resolved) = self.state.resolve(namespace, key) else { return v1::Resolved::default() };
+    fn item(&mut self, resolved: &Resolved) -> v1::Resolved {
         let copies = resolved.copies.iter().filter_map(|copy| self.copy(copy)).collect();
         v1::Resolved {
             found: true,

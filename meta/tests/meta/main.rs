@@ -4,5 +4,7 @@
 mod cluster;
 mod leaders;
 mod nodes;
+mod pins;
 mod player;
 mod values;
+mod wall;

@@ -266,7 +266,9 @@ impl From<PutError> for Failure {
 impl From<GetError> for Failure {
     fn from(error: GetError) -> Self {
         let code = match &error {
-            GetError::Unreachable { .. } | GetError::NotResident | GetError::Deadline { .. } => Code::Unavailable,
+            GetError::Unreachable { .. } | GetError::NotResident | GetError::Deadline { .. } | GetError::PinOver => {
+                Code::Unavailable
+            }
             GetError::Call(call) => return by_call(call, &error),
             _ => Code::Error,
         };

@@ -144,9 +144,12 @@ fn row(role: &str, node: u64, address: &str, before: Option<&Scrape>, now: &Scra
         "free_bytes": space("free"),
         "granted_bytes": space("granted"),
         "committed_bytes": space("committed"),
+        "pinned_bytes": space("pinned"),
         "quarantined_bytes": space("quarantined"),
         "granted_slots": slots("granted"),
         "committed_slots": slots("committed"),
+        "pinned_slots": slots("pinned"),
+        "pins": now.sum("quarry_meta_pins", &[]),
         "lanes": now.sum("quarry_datanode_lanes_open", &[]),
         "registered_bytes": now.sum("quarry_datanode_mr_registered_bytes", &[]),
         "resident_bytes": now.sum("quarry_process_resident_bytes", &[]),
@@ -162,8 +165,9 @@ fn text(rows: &[Value]) -> String {
         "commit/s",
         "p99 ms",
         "rpc/s",
-        "slots g/c",
-        "MiB f/g/c/q",
+        "slots g/c/p",
+        "pins",
+        "MiB f/g/c/p/q",
         "lanes",
         "MiB mr",
         "MiB rss",
@@ -186,7 +190,8 @@ fn text(rows: &[Value]) -> String {
             .map(|(_, term)| format!("{:.0}", term.as_f64().unwrap_or_default()))
             .collect();
         let p99 = row["commit_p99_seconds"].as_f64().map_or_else(|| "-".to_owned(), |p99| format!("{:.2}", p99 * 1e3));
-        let space = ["free_bytes", "granted_bytes", "committed_bytes", "quarantined_bytes"].map(mib).join("/");
+        let space = ["free_bytes", "granted_bytes", "committed_bytes", "pinned_bytes", "quarantined_bytes"];
+        let slots = ["granted_slots", "committed_slots", "pinned_slots"].map(whole).join("/");
         table.add_row(vec![
             name,
             leads.join(","),
@@ -195,8 +200,9 @@ fn text(rows: &[Value]) -> String {
             whole("commits_per_second"),
             p99,
             whole("rpcs_per_second"),
-            only(meta, format!("{}/{}", whole("granted_slots"), whole("committed_slots"))),
-            only(meta, space),
+            only(meta, slots),
+            only(meta, whole("pins")),
+            only(meta, space.map(mib).join("/")),
             only(!meta, whole("lanes")),
             only(!meta, mib("registered_bytes")),
             mib("resident_bytes"),

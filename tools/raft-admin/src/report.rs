@@ -74,8 +74,10 @@ fn of_space(it: &v1::SpaceStatus) -> Value {
         "free_bytes": it.free_bytes,
         "granted_bytes": it.granted_bytes,
         "committed_bytes": it.committed_bytes,
+        "pinned_bytes": it.pinned_bytes,
         "resting_bytes": it.resting_bytes,
         "grants": it.grants,
+        "pins": it.pins,
         "keys": it.keys,
     })
 }
@@ -138,7 +140,8 @@ pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
             it.regions.len().to_string(),
         ]);
     }
-    let mut space = table(&["shard", "data node", "free", "granted", "committed", "resting", "grants", "keys"]);
+    let mut space =
+        table(&["shard", "data node", "free", "granted", "committed", "pinned", "resting", "grants", "pins", "keys"]);
     let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
     for group in groups(&heard).into_iter().filter(|group| *group != admin::DIRECTORY) {
         let leader = admin::leader_of(heard.iter().copied(), group);
@@ -150,8 +153,10 @@ pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
                 mib(it.free_bytes),
                 mib(it.granted_bytes),
                 mib(it.committed_bytes),
+                mib(it.pinned_bytes),
                 mib(it.resting_bytes),
                 it.grants.to_string(),
+                it.pins.to_string(),
                 it.keys.to_string(),
             ]);
         }

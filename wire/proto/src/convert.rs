@@ -6,8 +6,8 @@ use quarry_wire::{
     frame::FrameKind,
     grant::Class,
     ids::{
-        FeedNumber, Generation, GrantId, Incarnation, LendNumber, NodeId, Ordinal, RegionId, RegionIndex, ShardId,
-        WriterId,
+        FeedNumber, Generation, GrantId, Incarnation, LendNumber, NodeId, Ordinal, PinId, RegionId, RegionIndex,
+        ShardId, WriterId,
     },
     key::Key,
     signed::{Signed, Statement},
@@ -42,7 +42,7 @@ macro_rules! ordinal_newtype {
         }
     )* };
 }
-ordinal_newtype!(Incarnation, LendNumber, FeedNumber);
+ordinal_newtype!(Incarnation, LendNumber, FeedNumber, PinId);
 
 impl From<RegionId> for v1::RegionId {
     fn from(it: RegionId) -> Self {

@@ -22,7 +22,7 @@ impl Kind {
             | Self::StaleRequest(_)
             | Self::WrongShard(_) => Code::FailedPrecondition,
             Self::NoSpace(_) | Self::TooManyRequests(_) => Code::ResourceExhausted,
-            Self::UnknownNamespace(_) | Self::UnknownGrant(_) => Code::NotFound,
+            Self::UnknownNamespace(_) | Self::UnknownGrant(_) | Self::UnknownPin(_) => Code::NotFound,
             Self::NamespaceExists(_) | Self::AlreadyBootstrapped(_) => Code::AlreadyExists,
             Self::Malformed(_) | Self::TooLarge(_) | Self::VersionAhead(_) => Code::InvalidArgument,
             Self::Untrusted(_) | Self::Forbidden(_) => Code::PermissionDenied,
@@ -44,6 +44,7 @@ impl Kind {
             Self::NamespaceExists(_) => "namespace_exists",
             Self::Malformed(_) => "malformed",
             Self::UnknownGrant(_) => "unknown_grant",
+            Self::UnknownPin(_) => "unknown_pin",
             Self::ArmRefused(_) => "arm_refused",
             Self::TooLarge(_) => "too_large",
             Self::StaleRequest(_) => "stale_request",
@@ -143,6 +144,9 @@ impl fmt::Display for Kind {
                 ),
                 None => f.write_str("the grant is not known here"),
             },
+            Self::UnknownPin(it) => {
+                write!(f, "the caller holds no pin {}: it ended, was released, or never was", ordinal(it.pin))
+            }
             Self::ArmRefused(it) => write!(
                 f,
                 "the grant cannot be armed ({}): expected {}, found {}",

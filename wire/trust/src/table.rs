@@ -15,6 +15,9 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.Control/Seal", &[Writer]),
     ("/quarry.v1.Control/Delete", &[Writer]),
     ("/quarry.v1.Control/Resolve", &[Reader, Writer]),
+    ("/quarry.v1.Control/Pin", &[Reader, Writer]),
+    ("/quarry.v1.Control/RenewPin", &[Reader, Writer]),
+    ("/quarry.v1.Control/ReleasePin", &[Reader, Writer]),
     ("/quarry.v1.Control/Exists", &[Reader, Writer]),
     ("/quarry.v1.Control/List", &[Reader, Writer]),
     ("/quarry.v1.Registry/RegisterRegion", &[DataNode]),
@@ -89,7 +92,8 @@ mod tests {
                 .filter(|path| path.starts_with("/quarry"))
                 .collect()
         };
-        let reads = ["Describe", "Resolve", "Exists", "List"].map(|call| format!("/quarry.v1.Control/{call}"));
+        let reads = ["Describe", "Resolve", "Pin", "RenewPin", "ReleasePin", "Exists", "List"]
+            .map(|call| format!("/quarry.v1.Control/{call}"));
         let reads = [&reads[..], &["/quarry.v1.DataNode/RegionRecord".to_owned()]].concat();
         assert_eq!(may(Reader), reads);
         assert!(reads.iter().all(|path| may(Writer).contains(&path.as_str())), "a writer reads as well");
