@@ -265,6 +265,26 @@ async fn no_mutant_of_a_publish_commits_what_was_not_attested_and_none_of_a_cont
     let list = v1::ListRequest { shard: SHARD, namespace, prefix: key.clone(), after: Bytes::new(), limit: 9, seen };
     abuse(&shard, "/quarry.v1.Control/List", &list, &mut seed).await;
     let _: v1::ListReply = taken(&shard, "/quarry.v1.Control/List", &list).await;
+    // Nothing is there to be pinned, and no such pin.
+    let owner = writer.clone();
+    let pin = v1::PinRequest {
+        shard: SHARD,
+        request: request(),
+        owner: owner.clone(),
+        namespace,
+        items: vec![v1::PinItem { key: Bytes::from_static(b"absent"), expected: None }],
+        duration_ms: 500,
+        seen,
+    };
+    abuse(&shard, "/quarry.v1.Control/Pin", &pin, &mut seed).await;
+    let reply: v1::PinReply = taken(&shard, "/quarry.v1.Control/Pin", &pin).await;
+    assert_eq!(reply.pin, None);
+    let never = Some(v1::Ordinal { generation: 1, number: 1_000 });
+    let renew =
+        v1::RenewPinRequest { shard: SHARD, request: request(), owner: owner.clone(), pin: never, duration_ms: 500 };
+    abuse(&shard, "/quarry.v1.Control/RenewPin", &renew, &mut seed).await;
+    let release = v1::ReleasePinRequest { shard: SHARD, owner, pin: never };
+    abuse(&shard, "/quarry.v1.Control/ReleasePin", &release, &mut seed).await;
     // Nothing is deleted in a version that is not there: whatever the mutants make of the rest.
     let delete = v1::DeleteRequest {
         shard: SHARD,

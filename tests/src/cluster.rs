@@ -167,6 +167,7 @@ impl TestCluster {
             space.free += it.free_bytes;
             space.granted += it.granted_bytes;
             space.committed += it.committed_bytes;
+            space.pinned += it.pinned_bytes;
             space.resting += it.resting_bytes;
         }
         space
@@ -229,6 +230,8 @@ pub struct Space {
     pub granted: u64,
     /// Under values.
     pub committed: u64,
+    /// Under values that are not current any more, kept for a pin.
+    pub pinned: u64,
     /// In quarantine.
     pub resting: u64,
 }
