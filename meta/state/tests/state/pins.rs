@@ -45,7 +45,11 @@ fn a_pinned_value_stays_at_its_place_after_it_was_replaced_or_deleted_until_its_
         }
         let two = 2 * u64::from(SLOT);
         assert_eq!((kept(&bench), resting(&bench)), (two, 0), "it does not even begin to rest");
-        assert_eq!(bench.shard.pinned(writer(1), pin).unwrap(), [before.clone()], "same copies, same proof");
+        assert_eq!(
+            bench.shard.pinned(writer(1), pin).unwrap(),
+            std::slice::from_ref(&before),
+            "same copies, same proof"
+        );
         assert!(bench.shard.batch(before.copies[0].batch).is_some());
         // Long after every outcome is forgotten, and through a snapshot.
         bench.at = end - 1;
@@ -344,7 +348,7 @@ fn an_extent_with_a_pinned_slot_is_not_given_back() {
     let (extent, lend) = (crate::bench::extent(1, copy.extent.0), LendNumber::new(GEN, 1));
     let refused = bench.apply(ShardCommand::DropExtent { extent, lend });
     assert!(matches!(refused, ShardOutcome::DropExtent(Err(_))), "{refused:?}");
-    assert_eq!(bench.shard.idle_extents().count() as u32, EXTENTS - 1);
+    assert_eq!(bench.shard.idle_extents().count(), EXTENTS as usize - 1);
     // A later lending says that its memory is somebody else's by now: nothing of ours is there.
     bench.tell(vec![lent(1, copy.extent.0, 1, 2)]);
     assert_eq!(kept(&bench), 0);
