@@ -141,14 +141,13 @@ async fn call(
     deadline: Instant,
 ) -> Result<Answer, CallError> {
     let shard = asked.shard;
-    let item = |key: &Key| v1::PinItem { key: Bytes::copy_from_slice(key.as_bytes()), expected: None };
     let seen = core.control.view().read().seen();
     let make = |request| v1::PinRequest {
         shard: shard.0,
         request: Some(request),
         owner: core.writer_bytes.clone(),
         namespace: namespace.0,
-        items: asked.keys.iter().map(item).collect(),
+        keys: asked.keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect(),
         duration_ms: ms,
         seen,
     };

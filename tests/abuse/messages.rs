@@ -272,7 +272,7 @@ async fn no_mutant_of_a_publish_commits_what_was_not_attested_and_none_of_a_cont
         request: request(),
         owner: owner.clone(),
         namespace,
-        items: vec![v1::PinItem { key: Bytes::from_static(b"absent"), expected: None }],
+        keys: vec![Bytes::from_static(b"absent")],
         duration_ms: 500,
         seen,
     };

@@ -637,8 +637,7 @@ impl World {
         if let Some(refusal) = self.faults.lock().refuse_pins.pop_front() {
             return Err(refusal);
         }
-        let keys = asked.items.iter().map(|item| item.key.clone()).collect();
-        let (namespace, lease_ms) = (asked.namespace, asked.duration_ms);
+        let (namespace, keys, lease_ms) = (asked.namespace, asked.keys.clone(), asked.duration_ms);
         let values = self.resolve(&v1::ResolveRequest { namespace, keys, lease_ms, ..Default::default() })?;
         let mut state = self.state.lock();
         let kept = values.items.iter().filter(|item| item.found).count();

@@ -15,7 +15,7 @@ use crate::{
     grants::request_refused,
 };
 use quarry_meta_state::shard::{
-    PinKey, PinMiss, PinRefusal, PinRequest, Pinned, RenewRefusal, Resolved, ShardCommand, ShardOutcome,
+    PinMiss, PinRefusal, PinRequest, Pinned, RenewRefusal, Resolved, ShardCommand, ShardOutcome,
 };
 use quarry_proto::{
     convert::{self, required},
@@ -36,23 +36,19 @@ pub(super) async fn pin(core: &Core, asked: v1::PinRequest, deadline: Instant) -
     let shard = core.shard(ShardId(asked.shard))?;
     shard.hosted.leads()?;
     let (owner, namespace) = (convert::writer_id(&asked.owner)?, NamespaceId(asked.namespace));
-    let mut keys = Vec::with_capacity(asked.items.len().min(KEYS_PER_PIN_MAX));
-    let mut bytes = 0;
-    for item in asked.items {
-        if keys.len() == KEYS_PER_PIN_MAX {
-            return Err(door::too_large("items", KEYS_PER_PIN_MAX, keys.len() + 1));
-        }
-        let key = key_of_shard(core, shard, namespace, &item.key)?;
-        bytes += key.as_bytes().len();
-        keys.push(PinKey { key, expected: item.expected.map(Version::try_from).transpose()? });
+    if asked.keys.len() > KEYS_PER_PIN_MAX {
+        return Err(door::too_large("keys", KEYS_PER_PIN_MAX, asked.keys.len()));
     }
+    let keys: Result<Vec<Key>, Refusal> =
+        asked.keys.iter().map(|key| key_of_shard(core, shard, namespace, key)).collect();
+    let keys = keys?;
+    let bytes = keys.iter().map(|key| key.as_bytes().len()).sum();
     if bytes > PIN_KEY_BYTES_MAX {
         return Err(door::too_large("the keys of a pin", PIN_KEY_BYTES_MAX, bytes));
     }
     core.catch_up(shard, asked.seen, deadline).await?;
-    let names: Vec<Key> = keys.iter().map(|pinned| pinned.key.clone()).collect();
     let duration = Duration::from_millis(asked.duration_ms.into());
-    let request = PinRequest { request: request_id(asked.request, 0)?, owner, namespace, keys, duration };
+    let request = PinRequest { request: request_id(asked.request, 0)?, owner, namespace, keys: keys.clone(), duration };
     let done = shard.hosted.propose(ShardCommand::Pin(request), deadline).await?;
     let pinned = match done.outcome {
         ShardOutcome::Pin(Ok(pinned)) => pinned,
@@ -72,7 +68,7 @@ pub(super) async fn pin(core: &Core, asked: v1::PinRequest, deadline: Instant) -
             Some(pin) => state.pinned(owner, pin).ok_or_else(|| unknown(pin))?,
             None => Vec::new(),
         };
-        Ok(show(state, &shard.trees, in_order(&names, &pinned, kept)))
+        Ok(show(state, &shard.trees, in_order(&keys, &pinned, kept)))
     });
     let mut values: v1::ResolveReply = values?;
     values.lease_ms = millis_u32(pinned.term.duration);
@@ -83,7 +79,7 @@ pub(super) async fn pin(core: &Core, asked: v1::PinRequest, deadline: Instant) -
 }
 
 /// The values that are kept, key by key as they were named. A value whose copies are lost is none.
-fn in_order(names: &[Key], pinned: &Pinned, kept: Vec<Resolved>) -> Vec<Option<Resolved>> {
+fn in_order(keys: &[Key], pinned: &Pinned, kept: Vec<Resolved>) -> Vec<Option<Resolved>> {
     let kept: BTreeMap<(Key, Version), Resolved> = (kept.into_iter())
         .filter(|value| !value.copies.is_empty())
         .map(|value| ((value.key.clone(), value.version), value))
@@ -91,7 +87,7 @@ fn in_order(names: &[Key], pinned: &Pinned, kept: Vec<Resolved>) -> Vec<Option<R
     let value = |(name, outcome): (&Key, &Result<Version, PinMiss>)| {
         outcome.ok().and_then(|version| kept.get(&(name.clone(), version)).cloned())
     };
-    names.iter().zip(&pinned.keys).map(value).collect()
+    keys.iter().zip(&pinned.keys).map(value).collect()
 }
 
 pub(super) async fn renew(
@@ -151,7 +147,7 @@ fn pin_refused(refusal: PinRefusal) -> Refusal {
     match refusal {
         PinRefusal::Request(refusal) => request_refused(refusal),
         PinRefusal::Duration { most, found } => duration_refused(most, found),
-        PinRefusal::Keys { most, found } => Refusal::malformed("items", format_args!("1 to {most} keys"), found),
+        PinRefusal::Keys { most, found } => Refusal::malformed("keys", format_args!("1 to {most} keys"), found),
         PinRefusal::OwnersPins { limit, retry_after } => too_many("pins of one client in a shard", limit, retry_after),
         PinRefusal::ShardsPins { limit, retry_after } => too_many("pins of a shard", limit, retry_after),
     }

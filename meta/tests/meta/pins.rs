@@ -4,14 +4,15 @@ use crate::{
     cluster::{Cluster, Node, fresh},
     player::{DataNode, Writer, entry, proven_copies},
 };
+use bytes::Bytes;
 use quarry_proto::{
     refusal::Refusal,
     v1::{self, delete_outcome},
 };
 use quarry_wire::ids::NodeId;
 
-fn items(keys: &[&str]) -> Vec<v1::PinItem> {
-    keys.iter().map(|key| v1::PinItem { key: key.as_bytes().to_vec().into(), expected: None }).collect()
+fn names(keys: &[&str]) -> Vec<Bytes> {
+    keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect()
 }
 
 async fn request(cluster: &Cluster, writer: &Writer, keys: &[&str], duration_ms: u32) -> v1::PinRequest {
@@ -20,7 +21,7 @@ async fn request(cluster: &Cluster, writer: &Writer, keys: &[&str], duration_ms:
         request: Some(cluster.request(1).await),
         owner: writer.id.0.to_vec().into(),
         namespace: writer.namespace.0,
-        items: items(keys),
+        keys: names(keys),
         duration_ms,
         seen: None,
     }
@@ -104,10 +105,10 @@ async fn pins_that_cannot_be_are_refused_in_words_that_say_what_can() {
     let bad = [
         v1::PinRequest { duration_ms: 0, request: named(), ..good.clone() },
         v1::PinRequest { duration_ms: 600_001, request: named(), ..good.clone() },
-        v1::PinRequest { items: Vec::new(), request: named(), ..good.clone() },
-        v1::PinRequest { items: items(&["key"; 513]), request: named(), ..good.clone() },
-        v1::PinRequest { items: items(&["k".repeat(512).as_str(); 33]), request: named(), ..good.clone() },
-        v1::PinRequest { items: items(&[""]), request: named(), ..good.clone() },
+        v1::PinRequest { keys: Vec::new(), request: named(), ..good.clone() },
+        v1::PinRequest { keys: names(&["key"; 513]), request: named(), ..good.clone() },
+        v1::PinRequest { keys: names(&["k".repeat(512).as_str(); 33]), request: named(), ..good.clone() },
+        v1::PinRequest { keys: names(&[""]), request: named(), ..good.clone() },
         v1::PinRequest { owner: vec![1; 15].into(), request: named(), ..good.clone() },
         v1::PinRequest { request: None, ..good.clone() },
         v1::PinRequest { shard: 7, request: named(), ..good.clone() },

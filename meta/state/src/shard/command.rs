@@ -128,18 +128,9 @@ pub struct PinRequest {
     /// Namespace of the keys.
     pub namespace: NamespaceId,
     /// The keys, at most [`quarry_wire::limits::KEYS_PER_PIN_MAX`].
-    pub keys: Vec<PinKey>,
+    pub keys: Vec<Key>,
     /// How long from the command's log time; at most [`quarry_wire::limits::PIN_MAX`].
     pub duration: Duration,
-}
-
-/// A key whose value is to be kept.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct PinKey {
-    /// The key.
-    pub key: Key,
-    /// Only if this is its current version; none: whatever it is.
-    pub expected: Option<Version>,
 }
 
 /// What came of a [`PinRequest`].
@@ -168,12 +159,6 @@ pub enum PinMiss {
     /// It has no value.
     #[error("the key has no value")]
     NotFound,
-    /// It has another version.
-    #[error("the key has version {current}, not the expected one")]
-    OtherVersion {
-        /// The version that it has.
-        current: Version,
-    },
     /// It belongs to another shard.
     #[error("the key belongs to {expected}, this is {found}")]
     WrongShard {

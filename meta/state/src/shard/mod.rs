@@ -38,8 +38,8 @@ use crate::{
 };
 pub use command::{
     Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, DeleteRefusal, Deleted,
-    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, PinKey, PinMiss, PinRefusal, PinRequest, PinTerm,
-    Pinned, Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome,
+    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, PinMiss, PinRefusal, PinRequest, PinTerm, Pinned,
+    Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};

@@ -9,13 +9,14 @@
 //! A pin outlives neither the memory that it is on (a value whose holders lost it is gone for a pin too) nor the generation.
 
 use super::{
-    PinKey, PinMiss, PinRefusal, PinRequest, PinTerm, Pinned, RenewRefusal, RequestOutcome, Resolved, Shard, ValueRef,
+    PinMiss, PinRefusal, PinRequest, PinTerm, Pinned, RenewRefusal, RequestOutcome, Resolved, Shard, ValueRef,
     grants::{Leave, Slot},
     quarantine::Deadline,
 };
 use crate::requests::{RequestId, RequestRefusal};
 use quarry_wire::{
     ids::{NamespaceId, Ordinal, PinId, WriterId},
+    key::Key,
     limits::{KEYS_PER_PIN_MAX, PIN_MAX, PINS_PER_OWNER_MAX, PINS_PER_SHARD_MAX},
     units::{LogTime, millis},
     version::Version,
@@ -88,17 +89,14 @@ impl Shard {
         Ok(())
     }
 
-    fn find_to_pin(&self, namespace: NamespaceId, asked: &PinKey) -> Result<(ValueRef, Version), PinMiss> {
-        let shard = asked.key.shard(namespace, self.settings.shards);
+    fn find_to_pin(&self, namespace: NamespaceId, key: &Key) -> Result<(ValueRef, Version), PinMiss> {
+        let shard = key.shard(namespace, self.settings.shards);
         if shard != self.id {
             return Err(PinMiss::WrongShard { expected: shard, found: self.id });
         }
-        let value = self.values.get(&(namespace, asked.key.clone())).copied().ok_or(PinMiss::NotFound)?;
-        let current = self.version(namespace, &asked.key).ok_or(PinMiss::NotFound)?;
-        match asked.expected {
-            Some(expected) if expected != current => Err(PinMiss::OtherVersion { current }),
-            _ => Ok((value, current)),
-        }
+        let value = self.values.get(&(namespace, key.clone())).copied().ok_or(PinMiss::NotFound)?;
+        let current = self.version(namespace, key).ok_or(PinMiss::NotFound)?;
+        Ok((value, current))
     }
 
     fn hold(&mut self, owner: WriterId, end: LogTime, values: BTreeSet<ValueRef>) -> PinId {

@@ -5,8 +5,7 @@ use quarry_meta_state::{
     directory::{FeedChange, FeedEntry, FeedSlice, Namespace, Policy, RegionState},
     shard::{
         Attested, CommitEntry, CommitOutcome, Covers, DeleteKey, DeleteRefusal, Deleted, GrantRefusal, GrantRequest,
-        Mode, PinKey, PinRefusal, PinRequest, PinTerm, Pinned, Publish, RenewRefusal, Settings, ShardCommand,
-        ShardOutcome,
+        Mode, PinRefusal, PinRequest, PinTerm, Pinned, Publish, RenewRefusal, Settings, ShardCommand, ShardOutcome,
     },
 };
 use quarry_wire::{
@@ -202,7 +201,7 @@ impl Bench {
             request: self.request(),
             owner: writer(owner),
             namespace: SPACE,
-            keys: names.iter().map(|name| PinKey { key: key(name), expected: None }).collect(),
+            keys: names.iter().map(|name| key(name)).collect(),
             duration: Duration::from_millis(ms),
         }
     }

@@ -4,7 +4,7 @@ use crate::bench::{Bench, EXTENTS, GEN, SLOT, SPACE, TTL, entry, key, lent, life
 use quarry_meta_state::{
     RequestRefusal, Shard,
     directory::{FeedChange, FeedEntry, FeedSlice},
-    shard::{DeleteKey, Mode, PinKey, PinMiss, PinRefusal, PinTerm, RenewRefusal, ShardCommand, ShardOutcome},
+    shard::{DeleteKey, Mode, PinMiss, PinRefusal, PinTerm, RenewRefusal, ShardCommand, ShardOutcome},
 };
 use quarry_wire::{
     ids::{FeedNumber, Generation, LendNumber, NodeId, PinId, SlotIndex},
@@ -129,19 +129,17 @@ fn a_pin_names_the_version_of_each_key_and_what_it_could_not_keep() {
     let mut bench = Bench::new(1);
     put(&mut bench, "a", 5);
     put(&mut bench, "b", 6);
-    let mut asked = bench.pin_request(1, &["a", "none", "b", "b"], SECOND);
-    asked.keys[2].expected = Some(version(7));
-    asked.keys[3].expected = Some(version(6));
+    let asked = bench.pin_request(1, &["a", "none", "b", "b"], SECOND);
     let until = LogTime(bench.at + SECOND);
     let pinned = bench.pin_as(asked).unwrap();
-    let missed = [Err(PinMiss::NotFound), Err(PinMiss::OtherVersion { current: version(6) })];
-    assert_eq!(pinned.keys, [Ok(version(5)), missed[0], missed[1], Ok(version(6))]);
+    let none = Err(PinMiss::NotFound);
+    assert_eq!(pinned.keys, [Ok(version(5)), none, Ok(version(6)), Ok(version(6))]);
     assert_eq!(pinned.term, PinTerm { duration: Duration::from_secs(1), until });
     assert_eq!(bench.shard.pinned(writer(1), pinned.pin.unwrap()).unwrap().len(), 2);
     // Nothing to keep is no pin.
     let asked = bench.pin_request(1, &["none"], SECOND);
     let pinned = bench.pin_as(asked).unwrap();
-    assert_eq!((pinned.pin, pinned.keys), (None, vec![missed[0]]));
+    assert_eq!((pinned.pin, pinned.keys), (None, vec![none]));
     assert_eq!(bench.shard.pins(), 1);
     bench.drain();
 }
@@ -361,7 +359,7 @@ fn a_key_of_another_shard_is_not_pinned() {
     let mut bench = Bench::with(1, policy, 2);
     let other = (0..).map(|number| key(&format!("k{number}"))).find(|key| key.shard(SPACE, 2).0 == 2).unwrap();
     let mut asked = bench.pin_request(1, &[], SECOND);
-    asked.keys.push(PinKey { key: other, expected: None });
+    asked.keys.push(other);
     let pinned = bench.pin_as(asked).unwrap();
     assert!(matches!(pinned.keys[0], Err(PinMiss::WrongShard { .. })), "{pinned:?}");
     assert_eq!((pinned.pin, bench.shard.pins()), (None, 0));

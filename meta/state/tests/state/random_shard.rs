@@ -7,8 +7,7 @@ use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
     shard::{
-        CommitEntry, Covers, DeleteKey, GrantRequest, Mode, PinKey, PinRequest, Proposed, Publish, ShardCommand,
-        ShardOutcome,
+        CommitEntry, Covers, DeleteKey, GrantRequest, Mode, PinRequest, Proposed, Publish, ShardCommand, ShardOutcome,
     },
 };
 use quarry_wire::{
@@ -91,7 +90,7 @@ enum Step {
     },
     Pin {
         owner: u8,
-        keys: Vec<(u8, Option<u8>)>,
+        keys: Vec<u8>,
         ms: u16,
         stamp: i32,
     },
@@ -130,7 +129,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1u8..4, 0u8..18, 0u8..6).prop_map(|(node, index, number)| Step::Unlent { node, index, number }),
         1 => (0u8..4, 0u8..3).prop_map(|(back, ahead)| Step::WildFeed { back, ahead }),
         2 => (1u8..4, 0u8..18, 0u8..6).prop_map(|(node, index, number)| Step::Drop { node, index, number }),
-        3 => (0u8..2, vec((0u8..6, proptest::option::of(0u8..12)), 0..4), 0u16..20_000, -130_000i32..1_000)
+        3 => (0u8..2, vec(0u8..6, 0..4), 0u16..20_000, -130_000i32..1_000)
             .prop_map(|(owner, keys, ms, stamp)| Step::Pin { owner, keys, ms, stamp }),
         2 => (0u8..2, any::<u8>(), 0u16..20_000).prop_map(|(owner, pin, ms)| Step::Renew { owner, pin, ms }),
         2 => (0u8..2, any::<u8>()).prop_map(|(owner, pin)| Step::Release { owner, pin }),
@@ -305,11 +304,7 @@ impl History {
                 self.apply(ShardCommand::DropExtent { extent, lend });
             }
             Step::Pin { owner, keys, ms, stamp } => {
-                let keys = keys.into_iter().map(|(name, expected)| PinKey {
-                    key: key(&format!("k{name}")),
-                    expected: expected.map(|clock| version(clock.into())),
-                });
-                let keys = keys.collect();
+                let keys = keys.into_iter().map(|name| key(&format!("k{name}"))).collect();
                 let (request, duration) = (self.request(stamp), Duration::from_millis(ms.into()));
                 let asked = PinRequest { request, owner: writer(owner), namespace: SPACE, keys, duration };
                 self.apply(ShardCommand::Pin(asked));
