@@ -2,7 +2,7 @@
 //!
 //! Decides how keys are grouped into calls, and until when what is pinned may be read: a pin counts from sending its request, on the boot-time
 //! clock, taken one percent shorter, like a lease (*Leases hold*). Reads go the way of all reads, only that no shard is asked on it: what is
-//! pinned is read or not, never another version.
+//! pinned is read or not, never another version. What a shard answered is kept, to be proven again under each newer revocation list.
 
 use crate::{
     buffers::Buffer,
@@ -40,8 +40,8 @@ pub struct Pin {
     shared: Arc<Shared>,
     namespace: NamespaceId,
     parts: Vec<Part>,
-    /// By key: which part keeps it, and where it is.
-    values: HashMap<Key, (usize, Resolved)>,
+    /// By key: which part keeps it, and its place in there.
+    places: HashMap<Key, (usize, usize)>,
 }
 
 /// What one shard keeps under one name.
@@ -50,8 +50,24 @@ struct Part {
     shard: ShardId,
     /// Its name; none once it was released, or if none of its keys had a value.
     pin: Option<v1::Ordinal>,
+    /// When it was asked for, on the boot-time clock.
+    sent: Duration,
     /// Nothing is read through it from then on, on the boot-time clock.
     end: Mutex<Duration>,
+    keys: Vec<Key>,
+    /// What the shard said of the keys.
+    said: v1::ResolveReply,
+    /// None before it was looked at.
+    proven: Mutex<Option<Proven>>,
+}
+
+/// What of a shard's answer is believed.
+#[derive(Clone, Debug)]
+struct Proven {
+    /// Number of the newest revocation list then.
+    revocations: u64,
+    /// One for each key.
+    values: Arc<[Resolved]>,
 }
 
 /// The keys of one call.
@@ -85,20 +101,16 @@ pub(crate) async fn pin(
     let core = shared.core();
     let (ms, deadline) = (term(duration)?, core.deadline()?);
     let calls = group(core, namespace, keys);
-    let sent = calls.iter().map(|asked| call(core, namespace, asked, ms, deadline));
-    let mut pin = Pin { shared: Arc::clone(shared), namespace, parts: Vec::new(), values: HashMap::new() };
+    let sent = calls.into_iter().map(|asked| call(core, namespace, asked, ms, deadline));
+    let mut pin = Pin { shared: Arc::clone(shared), namespace, parts: Vec::new(), places: HashMap::new() };
     let mut refused = None;
-    for (asked, answer) in calls.iter().zip(join_all(sent).await) {
+    for answer in join_all(sent).await {
         match answer {
-            Ok((part, values)) => {
+            Ok(part) => {
                 let place = pin.parts.len();
+                pin.places.extend(part.keys.iter().cloned().zip((0..).map(|index| (place, index))));
+                refused = part.prove(core, namespace, deadline).await.err().or(refused);
                 pin.parts.push(part);
-                match values {
-                    Ok(values) => {
-                        pin.values.extend(asked.keys.iter().cloned().zip(values.into_iter().map(|it| (place, it))))
-                    }
-                    Err(error) => refused = Some(error),
-                }
             }
             Err(error) => refused = Some(error),
         }
@@ -131,23 +143,21 @@ fn group(core: &Core, namespace: NamespaceId, keys: &[Key]) -> Vec<Asked> {
     calls
 }
 
-type Answer = (Part, Result<Vec<Resolved>, CallError>);
-
 async fn call(
     core: &Core,
     namespace: NamespaceId,
-    asked: &Asked,
+    asked: Asked,
     ms: u32,
     deadline: Instant,
-) -> Result<Answer, CallError> {
-    let shard = asked.shard;
+) -> Result<Part, CallError> {
+    let Asked { shard, keys, .. } = asked;
     let seen = core.control.view().read().seen();
     let make = |request| v1::PinRequest {
         shard: shard.0,
         request: Some(request),
         owner: core.writer_bytes.clone(),
         namespace: namespace.0,
-        keys: asked.keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect(),
+        keys: keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect(),
         duration_ms: ms,
         seen,
     };
@@ -157,32 +167,24 @@ async fn call(
         .control
         .command(shard.0, "Pin", make, deadline, |mut meta, request| async move { meta.pin(request).await })
         .await?;
-    let mut values = reply.values.unwrap_or_default();
-    core.control.heard(shard.0, values.applied_ms, values.changes.take());
-    let end = end(sent, ms.min(values.lease_ms));
-    let part = Part { shard, pin: reply.pin, end: Mutex::new(end) };
-    let keys: Vec<&Key> = asked.keys.iter().collect();
-    let found = read::resolve::believe(core, namespace, &keys, &values, (sent, end), deadline).await;
-    Ok((part, found))
+    let mut said = reply.values.unwrap_or_default();
+    core.control.heard(shard.0, said.applied_ms, said.changes.take());
+    let end = Mutex::new(end(sent, ms.min(said.lease_ms)));
+    let nothing = Mutex::new(None);
+    Ok(Part { shard, pin: reply.pin, sent, end, keys, said, proven: nothing })
 }
 
 impl Pin {
     /// The version of `key` that is pinned; `None` if the key had no value, or was not named.
     #[must_use]
     pub fn version(&self, key: &Key) -> Option<Version> {
-        match &self.values.get(key)?.1 {
-            Ok(Some(found)) => Some(found.version),
-            Ok(None) | Err(_) => None,
-        }
+        self.known(key).map(|found| found.version)
     }
 
     /// Bytes of the value of `key` that is pinned.
     #[must_use]
     pub fn payload_bytes(&self, key: &Key) -> Option<u64> {
-        match &self.values.get(key)?.1 {
-            Ok(Some(found)) => Some(found.payload_bytes),
-            Ok(None) | Err(_) => None,
-        }
+        self.known(key).map(|found| found.payload_bytes)
     }
 
     /// How long all of it can still be read, unless it is renewed.
@@ -205,8 +207,9 @@ impl Pin {
     /// Reads many pinned values. One result per key, in their order.
     pub async fn get_many(&self, keys: &[Key]) -> Vec<Result<Option<Value>, GetError>> {
         let (core, began) = (self.core(), Instant::now());
-        let items = keys.iter().map(|key| (key.clone(), self.found(key))).collect();
         calls::call(core, "get_pinned", async {
+            let found = self.find(keys.iter()).await;
+            let items = keys.iter().cloned().zip(found).collect();
             let results = Box::pin(read::get_known(core, self.namespace, items)).await;
             let length = |value: &Option<Value>| value.as_ref().map(|value| value.bytes.len());
             core.counters.meters.got(began.elapsed(), results.iter().map(|it| it.as_ref().map(length)));
@@ -231,12 +234,9 @@ impl Pin {
     /// The same for many values. One result per item, in their order.
     pub async fn get_into_many(&self, items: Vec<(Key, Buffer)>) -> Vec<(Buffer, Result<Option<Got>, GetError>)> {
         let (core, began) = (self.core(), Instant::now());
-        let found = |(key, buffer): (Key, Buffer)| {
-            let found = self.found(&key);
-            (key, buffer, found)
-        };
-        let items = items.into_iter().map(found).collect();
         calls::call(core, "get_pinned", async {
+            let found = self.find(items.iter().map(|(key, _)| key)).await;
+            let items = items.into_iter().zip(found).map(|((key, buffer), found)| (key, buffer, found)).collect();
             let results = Box::pin(read::get_known_into(core, self.namespace, items)).await;
             let length = |got: &Option<Got>| got.map(|got| got.len);
             core.counters.meters.got(began.elapsed(), results.iter().map(|(_, it)| it.as_ref().map(length)));
@@ -275,18 +275,30 @@ impl Pin {
         self.shared.core()
     }
 
-    /// Where the value of `key` is, to be read until its part is over.
-    fn found(&self, key: &Key) -> Resolved {
-        let Some((part, resolved)) = self.values.get(key) else { return Ok(None) };
-        let lease_end = *self.parts[*part].end.lock();
-        let renewed = |found: &Arc<Found>| {
-            if found.lease_end == lease_end {
-                Arc::clone(found)
-            } else {
-                Arc::new(Found { lease_end, ..(**found).clone() })
-            }
+    /// What was pinned of `key`.
+    fn known(&self, key: &Key) -> Option<Arc<Found>> {
+        let (part, place) = *self.places.get(key)?;
+        match self.parts[part].proven.lock().as_ref()?.values.get(place)? {
+            Ok(found) => found.clone(),
+            Err(_) => None,
+        }
+    }
+
+    /// Where the values of these keys are, each to be read until its part is over.
+    async fn find(&self, keys: impl Iterator<Item = &Key>) -> Vec<Resolved> {
+        let core = self.core();
+        let proven = match core.deadline() {
+            Ok(deadline) => join_all(self.parts.iter().map(|part| part.prove(core, self.namespace, deadline))).await,
+            Err(error) => vec![Err(error); self.parts.len()],
         };
-        resolved.clone().map(|found| found.as_ref().map(renewed))
+        let find = |key: &Key| {
+            let Some((part, place)) = self.places.get(key) else { return Ok(None) };
+            let values = proven[*part].clone()?;
+            let lease_end = *self.parts[*part].end.lock();
+            let renewed = |found: Arc<Found>| Arc::new(Found { lease_end, ..(*found).clone() });
+            values[*place].clone().map(|found| found.map(renewed))
+        };
+        keys.map(find).collect()
     }
 }
 
@@ -310,6 +322,24 @@ impl Drop for Pin {
 }
 
 impl Part {
+    /// What is believed of the shard's answer under the newest revocation list, one for each key.
+    async fn prove(
+        &self,
+        core: &Core,
+        namespace: NamespaceId,
+        deadline: Instant,
+    ) -> Result<Arc<[Resolved]>, CallError> {
+        let revocations = core.control.view().read().revocations();
+        if let Some(proven) = self.proven.lock().as_ref().filter(|proven| proven.revocations >= revocations) {
+            return Ok(Arc::clone(&proven.values));
+        }
+        let (keys, end): (Vec<&Key>, _) = (self.keys.iter().collect(), *self.end.lock());
+        let values = read::resolve::believe(core, namespace, &keys, &self.said, (self.sent, end), deadline).await?;
+        let values: Arc<[Resolved]> = values.into();
+        *self.proven.lock() = Some(Proven { revocations, values: Arc::clone(&values) });
+        Ok(values)
+    }
+
     async fn renew(&self, core: &Core, ms: u32, deadline: Instant) -> Result<(), PinError> {
         if self.pin.is_none() {
             return Ok(());

@@ -290,7 +290,8 @@ async fn get_all_known(core: &Core, namespace: NamespaceId, wants: &mut [Want]) 
             break;
         }
         let is_newer = records::any_is_newer(core, &needed, deadline).await;
-        if !is_newer && !(is_first && core.control.describe(deadline).await.is_ok()) {
+        let again = is_newer || is_first && core.control.describe(deadline).await.is_ok();
+        if !again {
             break;
         }
         is_first = false;

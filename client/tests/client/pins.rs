@@ -2,7 +2,7 @@
 
 use crate::{cluster, content, double::Double, into::Jumps, until};
 use quarry_client::{
-    Client, Clock, GetError, Key, Namespace, NamespaceSpec, Options, PinError, PutItem, PutMode, Refusal,
+    CallError, Client, Clock, GetError, Key, Namespace, NamespaceSpec, Options, PinError, PutItem, PutMode, Refusal,
 };
 use quarry_proto::v1;
 use std::{
@@ -196,5 +196,36 @@ async fn a_damaged_copy_of_a_pinned_value_is_never_shown_and_the_other_one_is_re
         }
     }
     assert!(client.stats().damaged_copies > 0);
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_revocation_list_voids_what_its_keys_signed_also_under_a_pin_and_nothing_else() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    let mut spec = NamespaceSpec::cache("lone");
+    spec.copies = 1;
+    let lone = client.create_namespace(spec).await.unwrap();
+    let names = [key("key-0"), key("key-1")];
+    for (seed, name) in (0..).zip(&names) {
+        lone.put(name, content(seed, 3_000)).await.unwrap();
+    }
+    let pin = lone.pin(&names, MINUTE).await.unwrap();
+    assert!(pin.get_many(&names).await.iter().all(|value| matches!(value, Ok(Some(_)))));
+    // All that the client hears of it is a number, in an answer about something else.
+    double.revoke(4, &[0]);
+    double.faults().revocations = 4;
+    assert!(blocks.get("absent").await.unwrap().is_none());
+    let mut read = 0;
+    for (seed, value) in (0..).zip(pin.get_many(&names).await) {
+        match value {
+            Ok(value) => {
+                assert!(value.unwrap().bytes == content(seed, 3_000));
+                read += 1;
+            }
+            Err(GetError::Call(CallError::Untrusted { .. })) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(read, 1, "each has one copy, on a node of its own");
     client.close().await.unwrap();
 }
