@@ -65,9 +65,10 @@ async fn a_full_pool_comes_back_under_a_storm_of_probes_at_once_and_after_their_
     let mut keys: Vec<Key> = Vec::new();
     // Each round: fill, storm or read, delete all, write again.
     for leased in [false, true] {
-        soon("all memory is free", async || {
+        // A grant whose answer came too late for the hasty client lasts until its end.
+        soon("all memory of values is free", async || {
             let space = cluster.space().await;
-            (space.free > 0 && [space.granted, space.committed, space.resting] == [0; 3]).then_some(())
+            (space.free > 0 && [space.committed, space.resting] == [0; 2]).then_some(())
         })
         .await;
         // Extents are lent while it fills: full is what is refused again and again.
