@@ -179,8 +179,11 @@ async fn a_coordinator_that_lost_the_grant_is_passed_over() {
     double.faults().outcomes.clear();
     let short = double.connect(impatient()).await;
     let result = short.namespace("kv").await.unwrap().put("{tag}two", "value").await;
-    // Which step the deadline falls in is chance.
-    assert!(matches!(result, Err(PutError::Deadline { .. } | PutError::TooFewHolders { .. })), "{result:?}");
+    // Which step the deadline falls in is chance; within a Commit it is not known what became of it.
+    let ended = |error: &PutError| {
+        matches!(error, PutError::Deadline { .. } | PutError::TooFewHolders { .. } | PutError::Indeterminate { .. })
+    };
+    assert!(result.as_ref().is_err_and(ended), "{result:?}");
     assert!(short.stats().fabric_writes > 2, "nothing was logged, so other slabs were tried");
     assert_eq!(client.stats().fabric_writes, writes);
     short.close().await.unwrap();
