@@ -5,7 +5,7 @@
 //! address vector, registrations, domain, fabric, information. Field order does that within one struct, `Arc`s between them.
 //!
 //! Calls that touch a domain's registrations or drive its endpoints exclude each other by [`Domain::calls`], in spite of `FI_THREAD_SAFE`:
-//! `net` of libfabric 1.17 does not lock its tree of keys where it is changed, and asks for a queue's state without a lock (mended in 1.19:
+//! `net` of libfabric 1.17 does not lock its tree of keys where it is changed, and asks for a queue's state without a lock (found and mended upstream in 2023:
 //! <https://github.com/ofiwg/libfabric/issues/9148>). Without ours, processes crashed or hung. It costs little: the provider itself lets
 //! one thread at a time into a domain to post or to make progress.
 
