@@ -106,7 +106,11 @@ impl Reading<'_> {
                 }
                 continue;
             }
-            if let Err(miss) = self.read(run, &mut window, &wait).await {
+            let outcome = match self.has_failed(run) {
+                Some(miss) => Err(miss),
+                None => self.read(run, &mut window, &wait).await,
+            };
+            if let Err(miss) = outcome {
                 let wants = &mut self.state.lock().1;
                 for frame in &self.plan.frames[run.frames.clone()] {
                     wants[frame.want].failed(miss.clone());
@@ -120,6 +124,13 @@ impl Reading<'_> {
         let now = self.core.options.clock.boot();
         let wants = &self.state.lock().1;
         self.plan.frames[run.frames.clone()].iter().all(|frame| wants[frame.want].is_over(now))
+    }
+
+    /// Whether another read of this plan from the same region has failed while there are other copies: patience with a node that is gone is
+    /// spent once, not once for each of its values.
+    fn has_failed(&self, run: &Run) -> Option<Miss> {
+        let failed = run.spare && self.failed.lock().contains_key(&self.plan.regions[run.region]);
+        failed.then(|| self.unreachable(run, &"another read from there has just failed"))
     }
 
     /// Carries out one run; `window` is what the runs of one worker land in.

@@ -1,7 +1,7 @@
 //! Wrong bytes, wrong signatures, old leases.
 
 use crate::{cluster, content, double::Double};
-use quarry_client::{CallError, Clock, GetError, NamespaceSpec, Options, PutError, SystemClock};
+use quarry_client::{CallError, Clock, GetError, Key, NamespaceSpec, Options, PutError, PutItem, SystemClock};
 use std::{
     sync::{
         Arc,
@@ -55,6 +55,24 @@ async fn a_holder_that_cannot_be_read_is_passed_over() {
     let result = theirs.get("key-1").await;
     assert!(matches!(result, Err(GetError::Unreachable { .. } | GetError::Deadline { .. })), "{result:?}");
     other.close().await.unwrap();
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn patience_with_a_holder_that_cannot_be_read_is_spent_once_and_not_for_each_value_of_a_batch() {
+    const BYTES: usize = 700 << 10;
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    let keys: Vec<Key> = (0..64).map(|number| Key::new(format!("key-{number}")).unwrap()).collect();
+    let items = keys.iter().zip(0..).map(|(key, number)| PutItem::create(key.clone(), content(number, BYTES)));
+    for result in blocks.put_many(items.collect()).await {
+        result.unwrap();
+    }
+    double.close_reader(0);
+    for (value, number) in blocks.get_many(&keys).await.into_iter().zip(0..) {
+        assert!(value.unwrap().unwrap().bytes == content(number, BYTES));
+    }
+    let failures = client.stats().fabric_failures;
+    assert!((1..=8).contains(&failures), "{failures}: only what was under way together");
     client.close().await.unwrap();
 }
 
