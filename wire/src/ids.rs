@@ -197,6 +197,10 @@ impl fmt::Display for Token {
 pub struct WriterId(pub [u8; 16]);
 
 impl WriterId {
+    /// The holders of a grant themselves, each within its own memory: the writer of grants for moves. No client is given it: with mTLS its mark
+    /// would be that of a name whose hash begins with it, without mTLS a client draws its 8 bytes and has no mark.
+    pub const HOLDERS: Self = Self(*b"quarry\0\0holders\0");
+
     /// A writer without an authenticated identity; `random` must come from the operating system's generator.
     #[must_use]
     pub fn anonymous(random: [u8; 8]) -> Self {

@@ -193,9 +193,12 @@ fn message(outcome: CommitOutcome) -> v1::CommitOutcome {
         CommitRefusal::SlotTaken { version, .. } => {
             v1::CommitOutcome { version: Some(version.into()), ..of(Code::SlotTaken) }
         }
-        CommitRefusal::NoSuchSlot { .. } | CommitRefusal::TooLarge { .. } | CommitRefusal::WrongShard { .. } => {
-            of(Code::Malformed)
-        }
+        CommitRefusal::NoSuchSlot { .. }
+        | CommitRefusal::TooLarge { .. }
+        | CommitRefusal::WrongShard { .. }
+        | CommitRefusal::NotCurrent { .. }
+        | CommitRefusal::Pinned
+        | CommitRefusal::Purpose => of(Code::Malformed),
     };
     v1::CommitOutcome { detail: refusal.to_string(), ..reply }
 }

@@ -1,7 +1,7 @@
 //! What always holds of a shard, and of each step that it takes.
 
 use super::{
-    CommitEntry, Committed, Mode, Shard, ValueRef,
+    CommitEntry, Committed, Mode, Resolved, Shard, ValueRef,
     commits::attestation,
     grants::{Phase, Slab, Slot},
 };
@@ -266,6 +266,7 @@ impl Shard {
         self.check_outcomes_stay(before)?;
         self.check_rests_stay(before)?;
         self.check_pins_hold(before)?;
+        self.check_moves_keep(before)?;
         self.check_freed_rests(before)
     }
 
@@ -343,6 +344,21 @@ impl Shard {
                     })?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// *No half-truth*: a value whose place changed and not its version was moved: it is the same frame, has no copy less, and was under no pin.
+    fn check_moves_keep(&self, before: &Self) -> Result<(), Violation> {
+        for (value, old) in &before.values {
+            let Some(new) = self.values.get(value).filter(|new| *new != old) else { continue };
+            let of = |shard: &Self, at: &ValueRef| shard.slabs.get(&at.grant).map(|slab| slab.copies(at.slot));
+            let (Some(was), Some(is)) = (before.resolved(*old), self.resolved(*new)) else { continue };
+            let frame = |it: &Resolved| (it.version, it.kind, it.payload_bytes, it.payload_crc);
+            let kept = frame(&was) == frame(&is) && of(self, new) >= of(before, old) && !self.is_pinned(*old);
+            Violation::unless(was.version != is.version || kept, Invariant::NoHalfTruth, || {
+                format!("{} went from {old:?} to {new:?} and is not what it was", value.1)
+            })?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// A command for a shard.
 ///
-/// Eviction, moves, journaled copies and objects will be further variants, added at the end so that old entries keep their meaning.
+/// Eviction, journaled copies and objects will be further variants, added at the end so that old entries keep their meaning.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ShardCommand {
     /// Changes of the directory, as [`crate::Directory::feed_since`] gave them.
@@ -85,6 +85,15 @@ pub enum ShardCommand {
         /// The pin.
         pin: PinId,
     },
+    /// A slab for copies that their holders move within their own memory, at places that the leader proposes.
+    GrantMove {
+        /// The proposing meta node: named as the signer.
+        meta: NodeId,
+        /// The slab.
+        asked: MoveRequest,
+        /// Where, at distinct nodes; the order is kept.
+        holders: Vec<Proposed>,
+    },
 }
 
 /// What became of a [`ShardCommand`], variant by variant.
@@ -92,7 +101,7 @@ pub enum ShardCommand {
 pub enum ShardOutcome {
     /// Of `ApplyFeed`: the position afterwards.
     Feed(Result<FeedNumber, FeedRefusal>),
-    /// Of `Grant`: the grant, to be signed. A leader that did not propose it names itself as `meta` before it signs.
+    /// Of `Grant` and `GrantMove`: the grant, to be signed. A leader that did not propose it names itself as `meta` before it signs.
     Grant(Result<Grant, GrantRefusal>),
     /// Of `Publish`: one outcome per entry, in order.
     Publish(Vec<CommitOutcome>),
@@ -248,6 +257,19 @@ pub struct GrantRequest {
     pub ttl: Duration,
 }
 
+/// A slab for values that are moved. It is no request that may come again: what is not used ends by its TTL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MoveRequest {
+    /// Of which namespace the values are.
+    pub namespace: NamespaceId,
+    /// Bytes per slot, as for a [`GrantRequest`].
+    pub slot_size: SlotSize,
+    /// Slots of the slab.
+    pub slots: SlotCount,
+    /// How long; at most [`quarry_wire::limits::GRANT_TTL_MAX`].
+    pub ttl: Duration,
+}
+
 /// A place for a slab that the leader proposes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Proposed {
@@ -302,6 +324,20 @@ pub enum Mode {
         /// The version that is expected.
         expected: Option<Version>,
     },
+    /// Its current value is this very frame at that place, and no pin is on it: only under a grant for moves, which takes no other mode.
+    Move {
+        /// Where the value is written down until now.
+        from: ValuePlace,
+    },
+}
+
+/// Where a value is written down: a slot of a grant.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct ValuePlace {
+    /// The grant.
+    pub grant: GrantId,
+    /// The slot of its slab.
+    pub slot: SlotIndex,
 }
 
 /// A holder's signature over the entries of a [`Publish`].
@@ -437,6 +473,18 @@ pub enum CommitRefusal {
         /// This shard.
         found: ShardId,
     },
+    /// A move, but the key's value is not that frame at that place any more: it was replaced, deleted, or moved already.
+    #[error("the key's value is not the one that was to be moved, its version is {current:?}")]
+    NotCurrent {
+        /// Its version, if it has a value.
+        current: Option<Version>,
+    },
+    /// A move, but a pin is on the value.
+    #[error("a pin keeps the value where it is")]
+    Pinned,
+    /// A move under another grant than one for moves, or another commit under such a grant.
+    #[error("the grant is for another purpose than this commit")]
+    Purpose,
 }
 
 /// Why no slab was granted. Refusals are not recorded: nothing was changed, and the same request may be granted later.

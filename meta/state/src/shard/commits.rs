@@ -14,7 +14,7 @@ use super::{
 use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Placement},
     frame::{FrameKind, header_bytes},
-    grant::{Grant, GrantHolder},
+    grant::{Grant, GrantHolder, Purpose},
     ids::{CertificateSerial, Generation, GrantId, NodeId, Ordinal, SlotIndex},
     key::Key,
     limits::COMMIT_ENTRIES_MAX,
@@ -65,7 +65,7 @@ impl Record {
             outcome,
         }
     }
-    fn is_same_frame(&self, entry: &CommitEntry) -> bool {
+    pub(super) fn is_same_frame(&self, entry: &CommitEntry) -> bool {
         self.key == entry.key
             && self.version == entry.version
             && self.kind == entry.kind
@@ -243,6 +243,11 @@ impl Shard {
         if found > limit {
             return Err(CommitRefusal::TooLarge { limit, found });
         }
+        match (grant.purpose, entry.mode) {
+            (Purpose::Move, Mode::Move { from }) => return self.judge_move(grant.namespace, entry, from, counting),
+            (Purpose::Move, _) | (_, Mode::Move { .. }) => return Err(CommitRefusal::Purpose),
+            (Purpose::Write | Purpose::Load | Purpose::Repair, _) => {}
+        }
         let current = self.version(grant.namespace, &entry.key);
         if current == Some(entry.version) {
             return Ok(Committed::AlreadyCurrent);
@@ -258,7 +263,7 @@ impl Shard {
                 Err(CommitRefusal::CompareFailed { current })
             }
             (_, Some(current)) if current > entry.version => Err(CommitRefusal::StaleVersion { current }),
-            (Mode::Create | Mode::Replace | Mode::Compare { .. }, _) => Ok(Committed::Applied),
+            (Mode::Create | Mode::Replace | Mode::Compare { .. } | Mode::Move { .. }, _) => Ok(Committed::Applied),
         }
     }
 

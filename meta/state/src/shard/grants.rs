@@ -7,13 +7,14 @@
 //!   └──────────────┴── no slot below the fill mark is granted any more: the tail is freed ────> Closed
 //! Expired, Closed ── outcomes kept long enough ──> Forgotten ── last committed slot gone ──> the slab is gone
 //! ```
-//! Grants for moves, loads and repairs (whose writer is a data node) will come in here with their [`Purpose`].
+//! Grants for moves (whose writer is each holder itself, see `moves.rs`) live and end like all others; loads and repairs will come in with their
+//! [`Purpose`] too.
 
 use super::{
-    BatchRef, GrantRefusal, GrantRequest, Proposed, RequestOutcome, SealRefusal, Shard, ValueRef, commits::Record,
-    quarantine::Deadline,
+    BatchRef, GrantRefusal, GrantRequest, MoveRequest, Proposed, RequestOutcome, SealRefusal, Shard, ValueRef,
+    commits::Record, quarantine::Deadline,
 };
-use crate::requests::RequestRefusal;
+use crate::{directory::Policy, requests::RequestRefusal};
 use quarry_wire::{
     frame::header_bytes,
     grant::{Grant, GrantHolder, Purpose},
@@ -87,6 +88,11 @@ impl Slab {
     }
     fn has(&self, wanted: impl Fn(Slot) -> bool, below: SlotCount) -> bool {
         self.slots.iter().any(|slots| slots.iter().take(below.0 as usize).any(|slot| wanted(*slot)))
+    }
+    /// At how many holders this slot is a copy of a current version.
+    pub(super) fn copies(&self, slot: SlotIndex) -> usize {
+        let committed = |holder: &usize| matches!(self.slot(*holder, slot), Some(Slot::Committed { .. }));
+        (0..self.slots.len()).filter(committed).count()
     }
     /// Whether a slot of it is a copy: of a current version, or of one that is pinned.
     pub(super) fn has_copies(&self) -> bool {
@@ -166,8 +172,27 @@ impl Shard {
             None => {}
         }
         self.admit_request(asked, holders.len())?;
-        let namespace = &self.namespaces[&asked.namespace];
-        let bytes = slab_bytes(asked);
+        let chosen = self.admit_places(slab_bytes(asked), holders)?;
+        let policy = self.namespaces[&asked.namespace].policy;
+        let grant = self.give(Grant {
+            id: self.next_grant(),
+            meta,
+            purpose: Purpose::Write,
+            writer: asked.writer,
+            namespace: asked.namespace,
+            class: policy.class,
+            least: policy.least,
+            slot_size: asked.slot_size,
+            slots: asked.slots,
+            ttl: asked.ttl,
+            holders: chosen,
+        });
+        self.requests.record(asked.request, RequestOutcome::Grant(grant.clone()));
+        Ok(grant)
+    }
+
+    /// The holders with slabs of `bytes` at these places, if all of them are free and can be used.
+    pub(super) fn admit_places(&self, bytes: u64, holders: &[Proposed]) -> Result<Vec<GrantHolder>, GrantRefusal> {
         let mut nodes = BTreeSet::new();
         let mut chosen = Vec::with_capacity(holders.len());
         for Proposed { extent, base } in holders.iter().copied() {
@@ -186,28 +211,27 @@ impl Shard {
             let (incarnation, lend) = (region.incarnation, held.lend);
             chosen.push(GrantHolder { region: extent.region, incarnation, extent: extent.index, lend, base });
         }
-        self.sequence_last += 1;
-        let sequence = Ordinal { generation: self.generation, number: self.sequence_last };
-        let grant = Grant {
-            id: GrantId { shard: self.id, sequence },
-            meta,
-            purpose: Purpose::Write,
-            writer: asked.writer,
-            namespace: asked.namespace,
-            class: namespace.policy.class,
-            least: namespace.policy.least,
-            slot_size: asked.slot_size,
-            slots: asked.slots,
-            ttl: asked.ttl,
-            holders: chosen,
-        };
+        Ok(chosen)
+    }
+
+    /// The name of the next grant.
+    pub(super) const fn next_grant(&self) -> GrantId {
+        let number = self.sequence_last + 1;
+        GrantId { shard: self.id, sequence: Ordinal { generation: self.generation, number } }
+    }
+
+    /// Takes the places of a grant, which must be free, and takes it on.
+    pub(super) fn give(&mut self, grant: Grant) -> Grant {
+        self.sequence_last = grant.id.sequence.number;
         for holder in &grant.holders {
-            let extent = self.extents.get_mut(&Slab::extent(holder)).expect("it was there above");
-            assert!(extent.free.take(holder.base.0, bytes), "Fresh space: it was free above");
+            let extent = self.extents.get_mut(&Slab::extent(holder)).expect("its places were admitted");
+            assert!(
+                extent.free.take(holder.base.0, grant.slab_bytes()),
+                "Fresh space: its places were admitted as free"
+            );
         }
         self.take_on(grant.clone());
-        self.requests.record(asked.request, RequestOutcome::Grant(grant.clone()));
-        Ok(grant)
+        grant
     }
 
     fn take_on(&mut self, grant: Grant) {
@@ -221,8 +245,8 @@ impl Shard {
         self.slabs.insert(id, Slab { grant, expires_at, phase: Phase::Open, fill, slots, records });
     }
 
-    /// What can be said of a request before holders are looked at; the planner asks it too.
-    pub(super) fn admit_request(&self, asked: &GrantRequest, holders: usize) -> Result<(), GrantRefusal> {
+    /// The policy of a slab's namespace, if there can be such a slab.
+    pub(super) fn admit_slab(&self, asked: MoveRequest) -> Result<Policy, GrantRefusal> {
         let Some(namespace) = self.namespaces.get(&asked.namespace) else {
             return Err(GrantRefusal::UnknownNamespace { namespace: asked.namespace, position: self.feed });
         };
@@ -236,7 +260,14 @@ impl Shard {
         if millis(asked.ttl) == 0 || asked.ttl > GRANT_TTL_MAX || !asked.ttl.subsec_nanos().is_multiple_of(1_000_000) {
             return Err(GrantRefusal::Ttl { most: GRANT_TTL_MAX, found: asked.ttl });
         }
-        let (least, most) = (namespace.policy.least.max(1), namespace.policy.copies);
+        Ok(namespace.policy)
+    }
+
+    /// What can be said of a request before holders are looked at; the planner asks it too.
+    pub(super) fn admit_request(&self, asked: &GrantRequest, holders: usize) -> Result<(), GrantRefusal> {
+        let GrantRequest { namespace, slot_size, slots, ttl, .. } = *asked;
+        let policy = self.admit_slab(MoveRequest { namespace, slot_size, slots, ttl })?;
+        let (least, most) = (policy.least.max(1), policy.copies);
         if holders < usize::from(least) || holders > usize::from(most) {
             let found = u32::try_from(holders).unwrap_or(u32::MAX);
             return Err(GrantRefusal::Holders { least, most, found });

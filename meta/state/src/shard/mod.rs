@@ -10,12 +10,13 @@
 //! | `extents` | what the feed changes; giving extents back | *Nothing leaks*, *Epochs only grow* |
 //! | `grants` | who may write which slots, until when | *Fresh space* |
 //! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
+//! | `moves` | values that their holders copy to another slab | *No wrong value*, *Leases hold* |
 //! | `deletes` | removal of keys | *Linearizable* |
 //! | `leases` | the horizon | *Leases hold* |
 //! | `pins` | values that are kept where they are for long reads | *Leases hold*, *Nothing leaks* |
 //! | `quarantine` | the rest of freed memory, and every other deadline | *Leases hold*, *Nothing leaks* |
 //!
-//! Files for eviction, moves, journaled copies and objects will stand beside them.
+//! Files for eviction, journaled copies and objects will stand beside them.
 
 mod check;
 mod command;
@@ -24,6 +25,7 @@ mod deletes;
 mod extents;
 mod grants;
 mod leases;
+mod moves;
 mod pins;
 pub mod plan;
 mod quarantine;
@@ -38,13 +40,14 @@ use crate::{
 };
 pub use command::{
     Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, DeleteRefusal, Deleted,
-    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, PinMiss, PinRefusal, PinRequest, PinTerm, Pinned,
-    Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome,
+    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, MoveRequest, PinMiss, PinRefusal, PinRequest, PinTerm,
+    Pinned, Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome, ValuePlace,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};
 pub use grants::{GrantPhase, GrantView};
 use grants::{Phase, Slab};
+pub use moves::{PlannedMove, Sparse};
 use pins::Pin;
 use quarantine::Deadline;
 use quarry_wire::{
@@ -210,6 +213,9 @@ impl Shard {
             ShardCommand::ApplyFeed(slice) => ShardOutcome::Feed(self.apply_feed(slice)),
             ShardCommand::Grant { meta, asked, holders } => {
                 ShardOutcome::Grant(self.grant_slab(meta, &asked, &holders))
+            }
+            ShardCommand::GrantMove { meta, asked, holders } => {
+                ShardOutcome::Grant(self.grant_move(meta, asked, &holders))
             }
             ShardCommand::Publish(publish) => ShardOutcome::Publish(self.publish(&publish)),
             ShardCommand::Seal { grant, fill } => ShardOutcome::Seal(self.seal(grant, fill)),

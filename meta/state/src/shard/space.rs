@@ -113,6 +113,10 @@ impl Extent {
     pub(super) fn is_inside(&self, start: u64, bytes: u64) -> bool {
         start >= self.start && start.checked_add(bytes).is_some_and(|end| end <= self.start + self.bytes)
     }
+    /// Bytes that are neither free nor at rest: granted, or copies.
+    pub(super) fn live_bytes(&self) -> u64 {
+        self.bytes - self.free.total() - self.resting.values().map(|rest| rest.bytes).sum::<u64>()
+    }
     pub(super) fn is_all_free(&self) -> bool {
         self.free.total() == self.bytes
     }

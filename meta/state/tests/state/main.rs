@@ -6,6 +6,7 @@ mod commits;
 mod directory;
 mod feed;
 mod grants;
+mod moves;
 mod pins;
 mod random_cluster;
 mod random_shard;

@@ -7,7 +7,8 @@ use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
     shard::{
-        CommitEntry, Covers, DeleteKey, GrantRequest, Mode, PinRequest, Proposed, Publish, ShardCommand, ShardOutcome,
+        CommitEntry, Covers, DeleteKey, GrantRequest, Mode, MoveRequest, PinRequest, Proposed, Publish, ShardCommand,
+        ShardOutcome, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
@@ -103,6 +104,29 @@ enum Step {
         owner: u8,
         pin: u8,
     },
+    /// Current values are moved out of some extents; these nodes attest. Or of the sparsest extent that there is.
+    Move {
+        keys: Vec<u8>,
+        away: u8,
+        sparse: bool,
+        nodes: u8,
+        only: Option<Vec<u8>>,
+    },
+    /// A slab for moves at arbitrary places.
+    WildGrantMove {
+        slots: u8,
+        ttl: u16,
+        places: Vec<(u8, u8, u16)>,
+    },
+    /// A value is moved under an arbitrary grant, from an arbitrary place, as an arbitrary version.
+    WildMove {
+        grant: u8,
+        from: u8,
+        slots: (u8, u8),
+        name: u8,
+        clock: Option<u8>,
+        nodes: u8,
+    },
     /// A command of before, once more.
     Again(u16),
 }
@@ -133,6 +157,12 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(owner, keys, ms, stamp)| Step::Pin { owner, keys, ms, stamp }),
         2 => (0u8..2, any::<u8>(), 0u16..20_000).prop_map(|(owner, pin, ms)| Step::Renew { owner, pin, ms }),
         2 => (0u8..2, any::<u8>()).prop_map(|(owner, pin)| Step::Release { owner, pin }),
+        6 => (vec(0u8..6, 1..5), any::<u8>(), any::<bool>(), 0u8..16, prop_oneof![3 => Just(None), 1 => vec(0u8..6, 0..4).prop_map(Some)])
+            .prop_map(|(keys, away, sparse, nodes, only)| Step::Move { keys, away, sparse, nodes, only }),
+        1 => (0u8..40, 0u16..32_000, vec((0u8..5, 0u8..18, any::<u16>()), 0..4))
+            .prop_map(|(slots, ttl, places)| Step::WildGrantMove { slots, ttl, places }),
+        2 => (any::<u8>(), any::<u8>(), (0u8..6, 0u8..6), 0u8..6, proptest::option::of(0u8..12), 0u8..16)
+            .prop_map(|(grant, from, slots, name, clock, nodes)| Step::WildMove { grant, from, slots, name, clock, nodes }),
         3 => any::<u16>().prop_map(Step::Again),
     ]
 }
@@ -236,12 +266,11 @@ impl History {
             Step::WildGrant { slots, places, stamp } => {
                 let request = self.request(stamp);
                 let asked = GrantRequest { request, slot_size: SlotSize(SLOT), ..self.bench.asked(slots.into()) };
-                let holders = places.into_iter().map(|(node, index, base)| Proposed {
-                    extent: extent(node.into(), index.into()),
-                    base: Offset(u64::from(index) * (1 << 16) + u64::from(base) / 64 * 64),
+                self.apply(ShardCommand::Grant {
+                    meta: META,
+                    asked,
+                    holders: places.into_iter().map(wild_place).collect(),
                 });
-                let holders = holders.collect();
-                self.apply(ShardCommand::Grant { meta: META, asked, holders });
             }
             Step::Publish { grant, entries, nodes, only } => {
                 let Some(grant) = self.pick(grant) else { return };
@@ -318,12 +347,73 @@ impl History {
                 let Some(pin) = self.pick_pin(pin) else { return };
                 self.apply(ShardCommand::Release { owner: writer(owner), pin });
             }
+            Step::Move { keys, away, sparse, nodes, only } => {
+                let shard = &self.bench.shard;
+                let found =
+                    if sparse { shard.sparse_extent(Some(u64::from(away) << 8), &BTreeSet::new()) } else { None };
+                let (values, away) = match found {
+                    Some(Sparse { extent, values, .. }) => (values, BTreeSet::from([extent])),
+                    None => {
+                        let places = keys.iter().filter_map(|name| shard.place_of(SPACE, &key(&format!("k{name}"))));
+                        let away = (0..8u32)
+                            .filter(|bit| away >> bit & 1 == 1)
+                            .map(|bit| extent(1 + u64::from(bit) % 3, bit / 3));
+                        (places.collect(), away.collect())
+                    }
+                };
+                let Some(planned) = shard.plan_move(META, LogTime(self.bench.at), &values, &away, &BTreeSet::new())
+                else {
+                    return;
+                };
+                let before = self.grants.len();
+                self.apply(planned.command);
+                assert_eq!(self.grants.len(), before + 1, "what was planned is granted");
+                let grant = self.grants[before].id;
+                let attested = nodes_of(nodes).map(|node| {
+                    let mut attested = attested(node);
+                    if let Some(only) = &only {
+                        attested.covers = Covers::Only(only.iter().map(|index| u32::from(*index)).collect());
+                    }
+                    attested
+                });
+                let attested = attested.collect();
+                self.apply(ShardCommand::Publish(Publish { grant, entries: planned.entries, attested }));
+            }
+            Step::WildGrantMove { slots, ttl, places } => {
+                let (slot_size, slots) = (SlotSize(SLOT), SlotCount(slots.into()));
+                let asked = MoveRequest { namespace: SPACE, slot_size, slots, ttl: Duration::from_millis(ttl.into()) };
+                let holders = places.into_iter().map(wild_place).collect();
+                self.apply(ShardCommand::GrantMove { meta: META, asked, holders });
+            }
+            Step::WildMove { grant, from, slots: (from_slot, slot), name, clock, nodes } => {
+                let (Some(grant), Some(from)) = (self.pick(grant), self.pick(from)) else { return };
+                let name_of = key(&format!("k{name}"));
+                let found = self.bench.shard.resolve(SPACE, &name_of);
+                let mut entry = commit_entry((slot, name, clock.unwrap_or(3), 0));
+                // The current value as it is, or another one.
+                let place = self.bench.shard.place_of(SPACE, &name_of).filter(|_| clock.is_none());
+                if let (Some(found), None) = (found, clock) {
+                    (entry.version, entry.payload_bytes, entry.payload_crc) =
+                        (found.version, found.payload_bytes, found.payload_crc);
+                }
+                let from = place.unwrap_or_else(|| ValuePlace { grant: from, slot: SlotIndex(from_slot.into()) });
+                entry.mode = Mode::Move { from };
+                let attested = nodes_of(nodes).map(attested).collect();
+                self.apply(ShardCommand::Publish(Publish { grant, entries: vec![entry], attested }));
+            }
             Step::Again(index) => {
                 let Some(index) = usize::from(index).checked_rem(self.log.len()) else { return };
                 let command = self.log[index].1.clone();
                 self.apply(command);
             }
         }
+    }
+}
+
+fn wild_place((node, index, base): (u8, u8, u16)) -> Proposed {
+    Proposed {
+        extent: extent(node.into(), index.into()),
+        base: Offset(u64::from(index) * (1 << 16) + u64::from(base) / 64 * 64),
     }
 }
 
