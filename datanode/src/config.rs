@@ -9,8 +9,10 @@ use quarry_wire::{
     signed::{PublicKey, SecretKey, Signed},
 };
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,6 +24,15 @@ const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// Shortest and longest life of a read key by schedule. Readers learn each new one by a refused read, so it should not be short.
 const ROTATE_EVERY_MIN: Duration = Duration::from_secs(1);
 const ROTATE_EVERY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Where a node's signing key is kept.
+pub trait KeySource: Send + Sync + fmt::Debug {
+    /// The key and its certificate as they are there now. May block.
+    ///
+    /// # Errors
+    /// Why they cannot be used.
+    fn read(&self) -> Result<(SecretKey, Signed<Certificate>), String>;
+}
 
 /// Everything that a data node needs to know to start.
 #[derive(Clone, Debug)]
@@ -44,6 +55,8 @@ pub struct DataNodeConfig {
     pub key: SecretKey,
     /// What the root signed for that key, in the role of a data node.
     pub certificate: Signed<Certificate>,
+    /// Where the next key and its certificate are when the node is told to change its key; none: it keeps the one that it starts with.
+    pub key_source: Option<Arc<dyn KeySource>>,
     /// How it proves who it is, and whom it lets in.
     pub trust: Trust,
     /// Size of each region in bytes, 1 MiB to 16 GiB.
@@ -105,15 +118,8 @@ impl DataNodeConfig {
         if !(1..=LANES_MAX).contains(&self.lanes_max) {
             return wrong("lanes_max", "1 to 256", self.lanes_max.to_string());
         }
-        let said = &self.certificate.statement;
-        if said.role != Role::DataNode {
-            return wrong("certificate", "one for the role datanode", said.role.to_string());
-        }
-        if said.node != self.node {
-            return wrong("certificate", &format!("one of {}", self.node), format!("one of {}", said.node));
-        }
-        if said.key != self.key.public() {
-            return wrong("certificate", &format!("one for the key {}", self.key.public()), said.key.to_string());
+        if let Err((expected, found)) = fits(self.node, &self.key, &self.certificate.statement) {
+            return wrong("certificate", &expected, found);
         }
         if let Some(identity) = self.trust.identity()
             && identity.node_as(Role::DataNode) != Some(self.node)
@@ -122,4 +128,18 @@ impl DataNodeConfig {
         }
         Ok(())
     }
+}
+
+/// Whether a certificate lets `node` sign with `key`; else what it should be and is.
+pub(crate) fn fits(node: NodeId, key: &SecretKey, said: &Certificate) -> Result<(), (String, String)> {
+    if said.role != Role::DataNode {
+        return Err(("one for the role datanode".to_owned(), said.role.to_string()));
+    }
+    if said.node != node {
+        return Err((format!("one of {node}"), format!("one of {}", said.node)));
+    }
+    if said.key != key.public() {
+        return Err((format!("one for the key {}", key.public()), said.key.to_string()));
+    }
+    Ok(())
 }

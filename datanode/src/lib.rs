@@ -8,6 +8,7 @@
 //!   the fence. A reader lives for one epoch; `rotations` says when the next one begins.
 //! - `confirm`: checks frames in memory against commit entries and signs one batch over those that are there (*No half-truth*).
 //! - `commit`: coordinates: asks all holders to confirm, publishes at the shard's leader, answers one outcome per entry.
+//! - `resign`: a new signing key, and the new signatures over what the old one signed.
 //! - `membership`, `heartbeat`, `metas`: whom to believe, who is alive, who leads.
 //! - `disk`: the one file that says whose data folder this is.
 //!
@@ -34,10 +35,11 @@ mod node;
 mod probe;
 mod readers;
 mod regions;
+mod resign;
 mod rotations;
 mod service;
 
-pub use config::DataNodeConfig;
+pub use config::{DataNodeConfig, KeySource};
 pub use error::DataNodeError;
 pub use metrics::describe_metrics;
 pub use node::DataNode;

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use quarry_proto::{convert, v1};
 use quarry_wire::{
     certificate::{Certificate, Revocations},
-    ids::{CertificateSerial, ClusterUuid, FeedNumber, Generation, NodeId},
+    ids::{ClusterUuid, FeedNumber, Generation, NodeId},
     keyring::{Keyring, TrustError, Verified},
     signed::{SecretKey, Signed, Statement},
 };
@@ -16,9 +16,14 @@ use std::collections::BTreeMap;
 /// What is known of the cluster.
 pub(crate) struct Membership {
     cluster: ClusterUuid,
-    key: SecretKey,
-    serial: CertificateSerial,
+    signer: RwLock<Signer>,
     known: RwLock<Known>,
+}
+
+/// Whose signature this node's statements have.
+struct Signer {
+    key: SecretKey,
+    certificate: Signed<Certificate>,
 }
 
 struct Known {
@@ -37,8 +42,7 @@ impl Membership {
         keyring.admit(certificate)?;
         Ok(Self {
             cluster: keyring.cluster(),
-            key,
-            serial: certificate.statement.serial,
+            signer: RwLock::new(Signer { key, certificate: certificate.clone() }),
             known: RwLock::new(Known { keyring, seen: None, data_nodes: BTreeMap::new() }),
         })
     }
@@ -105,6 +109,20 @@ impl Membership {
 
     /// Signs as this node, in the present generation.
     pub(crate) fn sign<S: Statement>(&self, statement: S) -> Signed<S> {
-        self.key.sign(self.cluster, self.generation(), self.serial, statement)
+        let generation = self.generation();
+        let signer = self.signer.read();
+        signer.key.sign(self.cluster, generation, signer.certificate.statement.serial, statement)
+    }
+
+    /// The certificate of the key that this node signs with.
+    pub(crate) fn certificate(&self) -> Signed<Certificate> {
+        self.signer.read().certificate.clone()
+    }
+
+    /// Signs with another key from now on. What the last one signed is believed until it is revoked.
+    pub(crate) fn sign_with(&self, key: SecretKey, certificate: Signed<Certificate>) -> Result<(), TrustError> {
+        self.known.write().keyring.admit(&certificate)?;
+        *self.signer.write() = Signer { key, certificate };
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The data node as a process: what its parts share, its start, and its end.
 
 use crate::{
-    DataNodeConfig, DataNodeError,
+    DataNodeConfig, DataNodeError, KeySource,
     claims::Claims,
     clock::Clock,
     disk::DataDir,
@@ -12,10 +12,10 @@ use crate::{
     metrics::Meters,
     probe::DataProbe,
     regions,
+    resign::KeyChange,
     rotations::Rotations,
     service,
 };
-use bytes::Bytes;
 use parking_lot::Mutex;
 use quarry_fabric::{EndpointConfig, Memory, Provider};
 use quarry_proto::counters::Counters;
@@ -56,13 +56,15 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     /// `host:port` that others reach it at.
     pub(crate) address: String,
-    pub(crate) certificate: Bytes,
     pub(crate) provider: String,
     pub(crate) heartbeat: Duration,
     /// How long a region keeps a read key; none: until it is told to change it.
     pub(crate) rotate_every: Option<Duration>,
     pub(crate) holdings: Mutex<Holdings>,
     pub(crate) membership: Membership,
+    /// Where its next signing key comes from.
+    pub(crate) key_source: Option<Arc<dyn KeySource>>,
+    pub(crate) key_change: tokio::sync::Mutex<KeyChange>,
     pub(crate) metas: Metas,
     pub(crate) peers: Channels,
     pub(crate) clock: Clock,
@@ -223,12 +225,13 @@ impl DataNode {
         let node = Arc::new(Node {
             id: config.node,
             address: config.advertise.unwrap_or_else(|| address.to_string()),
-            certificate: config.certificate.encode().into(),
             provider: provider.name().to_owned(),
             heartbeat: config.heartbeat,
             rotate_every: config.rotate_every,
             holdings: Mutex::new(holdings),
             membership,
+            key_source: config.key_source,
+            key_change: tokio::sync::Mutex::default(),
             metas: Metas::new(config.metas, config.trust.clone()),
             peers: Channels::new(config.trust.clone()),
             clock: Clock::start(),

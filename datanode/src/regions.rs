@@ -135,7 +135,7 @@ enum Announced {
 /// Asks the directory for a life, and opens the region for it.
 async fn open(node: &Arc<Node>, region: &RegionSeat, boot: [u8; 16]) -> Result<Signed<RegionRecord>, String> {
     let request = v1::RegisterRegionRequest {
-        certificate: node.certificate.clone(),
+        certificate: node.membership.certificate().encode().into(),
         region: Some(region.id.into()),
         length: region.length,
         boot: Bytes::copy_from_slice(&boot),

@@ -5,6 +5,7 @@ use crate::{
     commit, confirm, entropy,
     holdings::ArmError,
     node::{Node, RegionSeat},
+    resign,
     rotations::Rotated,
 };
 use quarry_proto::{
@@ -47,7 +48,7 @@ const CALLS_PER_CONNECTION: usize = 256;
 /// When an idle peer is asked whether it is still there, and how long it may take to say so.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_MAX: Duration = Duration::from_secs(5);
-/// Longest reason for a rotation: it goes to the log.
+/// Longest reason for a new key: it goes to the log.
 const WHY_BYTES_MAX: usize = 256;
 
 struct Service {
@@ -185,21 +186,24 @@ impl DataNode for Service {
         Ok(Response::new(rotate(&self.node, request.into_inner(), deadline).await?))
     }
 
+    // For administrators.
+    async fn rotate_key(&self, request: Request<v1::RotateKeyRequest>) -> Result<Response<v1::RotateKeyReply>, Status> {
+        let deadline = deadline(request.metadata());
+        Ok(Response::new(resign::rotate_key(&self.node, request.into_inner().why, deadline).await?))
+    }
+
     async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
         Ok(Response::new(status(&self.node)))
     }
 }
 
 /// Asks for new read keys and waits until the directory has their records.
-async fn rotate(
+pub(crate) async fn rotate(
     node: &Node,
     asked: v1::RotateRegionRequest,
     deadline: Instant,
 ) -> Result<v1::RotateRegionReply, Refusal> {
-    if asked.why.len() > WHY_BYTES_MAX {
-        let expected = format_args!("at most {WHY_BYTES_MAX} bytes");
-        return Err(Refusal::malformed("why", expected, format_args!("{} bytes", asked.why.len())));
-    }
+    check_why(&asked.why)?;
     let wanted = |seat: &&RegionSeat| asked.region.is_none_or(|index| seat.id.index == RegionIndex(index));
     let seats: Vec<&RegionSeat> = node.regions.iter().filter(wanted).collect();
     if seats.is_empty() {
@@ -228,6 +232,13 @@ async fn rotate(
         });
     }
     Ok(v1::RotateRegionReply { regions })
+}
+
+pub(crate) fn check_why(why: &str) -> Result<(), Refusal> {
+    if why.len() <= WHY_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Refusal::malformed("why", format_args!("at most {WHY_BYTES_MAX} bytes"), format_args!("{} bytes", why.len())))
 }
 
 /// What the node says of itself.

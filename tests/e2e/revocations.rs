@@ -1,5 +1,6 @@
-//! Certificates that are declared void: by the root's tool, by the operator's, at the readers.
+//! Certificates that are declared void, and keys that others follow: by the root's tool, by the operator's, at the readers.
 
+use quarry::local::Member;
 use quarry_client::{CallError, GetError};
 use quarry_tests::{TestCluster, cluster::create_namespace, soon};
 use std::process::Stdio;
@@ -66,4 +67,63 @@ async fn what_a_revoked_data_node_signed_is_read_no_more_and_the_other_copies_ar
     tool("raft-admin", &["revocation", "apply", path, "--cluster", file, "--timeout", "20s"]).await;
     soon("the second list holds", async || (serial().await == (number, true, 2)).then_some(())).await;
     client.close().await.unwrap();
+}
+
+/// Guards: what a node signed with its old key is signed again (`datanode/src/resign.rs`), and so are the records of its regions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_node_gets_another_key_and_once_the_old_one_is_revoked_everything_is_read_as_before() {
+    let cluster = TestCluster::start_small(2, 64 << 20).await;
+    let (writer, reader) = (cluster.client().await, cluster.client().await);
+    let lone = create_namespace(&writer, 1, None).await;
+    let name = lone.info().name.clone();
+    for number in 0..32 {
+        lone.put(format!("key-{number}"), format!("value-{number}")).await.unwrap();
+    }
+    let blocks = reader.namespace(&name).await.unwrap();
+    let read_all = async || {
+        for number in 0..32 {
+            let value = blocks.get(format!("key-{number}")).await.unwrap().unwrap();
+            assert_eq!(value.bytes, format!("value-{number}"));
+        }
+    };
+    read_all().await;
+    // Grants that are open could still commit what was signed before: the command would wait until they expire.
+    writer.close().await.unwrap();
+
+    let (file, dir) = (cluster.cluster_file(), cluster.dir().to_owned());
+    let (root, path) = (dir.join("root.key"), dir.join("revocations.toml"));
+    let (file, root, path) = (file.to_str().unwrap(), root.to_str().unwrap(), path.to_str().unwrap());
+    let (mut old, mut resigned) = (Vec::new(), 0);
+    for node in [101, 102] {
+        let folder = cluster.member_dir(Member::Data(node));
+        let (folder, node) = (folder.to_str().unwrap(), node.to_string());
+        let id = ["--root", root, "--role", "datanode", "--id", &node, "--out", folder];
+        tool("quarry", &[&["keys", "node", "--new-key"], &id[..]].concat()).await;
+        let rotated = async || {
+            let told = ["--why", "a test", "--timeout", "50s", "--cluster", file];
+            tool("raft-admin", &[&["node", "rotate-key", &node], &told[..]].concat()).await
+        };
+        let told = rotated().await;
+        resigned += told["resigned"].as_u64().unwrap();
+        let older = told["older"].as_array().unwrap();
+        assert_eq!(older.len(), 1, "{told}");
+        old.push(older[0].to_string());
+        // Asked again, there is nothing left to do.
+        let again = rotated().await;
+        assert_eq!((&again["serial"], &again["resigned"]), (&told["serial"], &0.into()));
+    }
+    assert!(resigned > 0, "the values are held by one of them at least");
+    let old: Vec<&str> = old.iter().map(String::as_str).collect();
+    tool("quarry", &[&["keys", "revoke", "--root", root, "--list", path], &old[..]].concat()).await;
+    tool("raft-admin", &["revocation", "apply", path, "--cluster", file, "--timeout", "20s"]).await;
+    // The first reply that has the number voids everything that was proven before.
+    blocks.clone().fresh().get("key-0").await.unwrap().unwrap();
+    read_all().await;
+    let after = cluster.client().await;
+    let theirs = after.namespace(&name).await.unwrap();
+    theirs.put("after", "it").await.unwrap();
+    assert_eq!(blocks.get("after").await.unwrap().unwrap().bytes, "it");
+    for client in [reader, after] {
+        client.close().await.unwrap();
+    }
 }

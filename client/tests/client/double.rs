@@ -948,6 +948,10 @@ impl DataNode for NodeServer {
         Err(Status::unimplemented("clients do not rotate"))
     }
 
+    async fn rotate_key(&self, _: Request<v1::RotateKeyRequest>) -> Result<Response<v1::RotateKeyReply>, Status> {
+        Err(Status::unimplemented("clients do not rotate"))
+    }
+
     async fn node_status(&self, _: Request<v1::NodeStatusRequest>) -> Result<Response<v1::NodeStatusReply>, Status> {
         Err(Status::unimplemented("clients do not ask for the status"))
     }

@@ -4,6 +4,7 @@
 
 mod arms;
 mod commits;
+mod keys;
 mod lives;
 mod rotations;
 mod support;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use quarry_datanode::{DataNode, DataNodeConfig, DataNodeError};
+use quarry_datanode::{DataNode, DataNodeConfig, DataNodeError, KeySource};
 use quarry_fabric::{
     Access, Endpoint, EndpointConfig, FabricAddress, LocalSpan, Memory, OperationError, Provider, RemoteSpan,
 };
@@ -86,7 +86,7 @@ fn root() -> SecretKey {
 fn meta_key() -> SecretKey {
     SecretKey::from_seed(&[2; 32])
 }
-fn node_key(node: NodeId) -> SecretKey {
+pub(crate) fn node_key(node: NodeId) -> SecretKey {
     SecretKey::from_seed(&[u8::try_from(node.0).unwrap(); 32])
 }
 fn certify(node: NodeId, role: Role, key: &SecretKey) -> Signed<Certificate> {
@@ -120,6 +120,14 @@ pub(crate) struct DoubleState {
     pub(crate) records: BTreeMap<RegionId, Signed<RegionRecord>>,
     pub(crate) heartbeats: BTreeMap<NodeId, u64>,
     pub(crate) revocations: Bytes,
+    /// Batches that were published, and those that took their places, by number.
+    pub(crate) batches: BTreeMap<u64, Signed<AttestationBatch>>,
+    /// So many times grants still wait for what was signed before; then this is published.
+    pub(crate) awaiting: u64,
+    pub(crate) late: Option<Signed<AttestationBatch>>,
+    /// The newest grant, at each look one newer; and up to which one it was asked whether grants wait.
+    pub(crate) newest_grant: u64,
+    pub(crate) asked_up_to: Vec<Option<u64>>,
     /// It takes no records now.
     pub(crate) takes_no_records: bool,
     lives: BTreeMap<RegionId, (Incarnation, Bytes)>,
@@ -216,8 +224,11 @@ impl DoubleState {
         let grant = grant.ok_or(Refusal::UnknownGrant(v1::UnknownGrant { grant: request.grant }))?;
         let keyring = self.keyring();
         for bytes in &request.attested {
-            let batch = keyring.verify(convert::signed::<AttestationBatch>(bytes)?);
+            let signed = convert::signed::<AttestationBatch>(bytes)?;
+            let number = self.batches.len() as u64 + 1;
+            let batch = keyring.verify(signed.clone());
             let batch = batch.map_err(|error| Refusal::Untrusted(v1::Untrusted { why: error.to_string() }))?;
+            self.batches.insert(number, signed);
             let holder = *grant.holder(batch.get().node).unwrap();
             let leaf = |entry: &v1::CommitEntry| {
                 let slot = SlotIndex(entry.slot);
@@ -373,6 +384,53 @@ impl Registry for Serves {
         state.feed += 1;
         Ok(Response::new(v1::RecordRegionReply { feed: Some(state.feed().into()) }))
     }
+    async fn admit_certificate(
+        &self,
+        request: Request<v1::AdmitCertificateRequest>,
+    ) -> Result<Response<v1::AdmitCertificateReply>, Status> {
+        let certificate = convert::signed::<Certificate>(&request.into_inner().certificate)?;
+        let mut state = self.0.lock();
+        state.certificates.push(certificate);
+        state.feed += 1;
+        Ok(Response::new(v1::AdmitCertificateReply { feed: Some(state.feed().into()) }))
+    }
+    async fn batches(&self, request: Request<v1::BatchesRequest>) -> Result<Response<v1::BatchesReply>, Status> {
+        let asked = request.into_inner();
+        let mut state = self.0.lock();
+        let awaiting = state.awaiting;
+        if asked.after == 0 {
+            state.awaiting = awaiting.saturating_sub(1);
+        }
+        let others = state.batches.range(asked.after + 1..).filter(|(_, held)| held.serial.0 != asked.serial);
+        // One at a time: pages are what is tried here.
+        let batches =
+            others.take(1).map(|(number, held)| v1::NamedBatch { batch: *number, signed: held.encode().into() });
+        let batches = batches.collect();
+        if awaiting == 1
+            && let Some(late) = state.late.take()
+        {
+            let number = state.batches.len() as u64 + 1;
+            state.batches.insert(number, late);
+        }
+        state.newest_grant += 1;
+        state.asked_up_to.push(asked.last.map(|last| last.number));
+        let newest = v1::Ordinal { generation: 1, number: state.newest_grant };
+        let last = Some(asked.last.unwrap_or(newest));
+        Ok(Response::new(v1::BatchesReply { batches, last, awaiting }))
+    }
+    async fn resign(&self, request: Request<v1::ResignRequest>) -> Result<Response<v1::ResignReply>, Status> {
+        let asked = request.into_inner();
+        let mut state = self.0.lock();
+        let mut taken = 0;
+        for named in &asked.batches {
+            let signed = convert::signed::<AttestationBatch>(&named.signed)?;
+            state.keyring().verify(signed.clone()).expect("a node signs with a key that is known");
+            let held = state.batches.insert(named.batch, signed.clone()).unwrap();
+            assert_eq!(held.statement, signed.statement, "what was said stays");
+            taken += 1;
+        }
+        Ok(Response::new(v1::ResignReply { taken }))
+    }
     async fn heartbeat(&self, request: Request<v1::HeartbeatRequest>) -> Result<Response<v1::HeartbeatReply>, Status> {
         let mut state = self.0.lock();
         *state.heartbeats.entry(NodeId(request.get_ref().node)).or_default() += 1;
@@ -410,6 +468,7 @@ pub(crate) fn config(double: &Double, id: NodeId, folder: &std::path::Path) -> D
         root: root().public(),
         key: node_key(id),
         certificate: certify(id, Role::DataNode, &node_key(id)),
+        key_source: None,
         trust: quarry_trust::Trust::off(),
         region_bytes: vec![REGION_BYTES],
         populate: false,
@@ -520,6 +579,38 @@ pub(crate) async fn rotate(node: &Running1, wait: Duration) -> Result<Vec<v1::Re
     request.set_timeout(wait);
     let reply = node.client.clone().rotate_region(request).await;
     reply.map(|reply| reply.into_inner().regions).map_err(|status| refusal(&status))
+}
+
+/// A key and its certificate, where a key file would be.
+#[derive(Debug)]
+pub(crate) struct Keys(pub(crate) Mutex<Result<(SecretKey, Signed<Certificate>), String>>);
+
+impl Keys {
+    /// Another key of `node`, certified under `serial`.
+    pub(crate) fn another(node: NodeId, serial: u64) -> (SecretKey, Signed<Certificate>) {
+        let key = SecretKey::from_seed(&[u8::try_from(serial).unwrap(); 32]);
+        let said = Certificate { serial: CertificateSerial(serial), node, role: Role::DataNode, key: key.public() };
+        (key, root().sign_as_root(CLUSTER, said))
+    }
+}
+
+impl KeySource for Keys {
+    fn read(&self) -> Result<(SecretKey, Signed<Certificate>), String> {
+        self.0.lock().clone()
+    }
+}
+
+/// Has a node change its signing key.
+pub(crate) async fn rotate_key(node: &Running1, wait: Duration) -> Result<v1::RotateKeyReply, Refusal> {
+    let mut request = Request::new(v1::RotateKeyRequest { why: "a test".to_owned() });
+    request.set_timeout(wait);
+    node.client.clone().rotate_key(request).await.map(Response::into_inner).map_err(|status| refusal(&status))
+}
+
+/// A batch that `key` signs as `node` under `serial`.
+pub(crate) fn batch(node: NodeId, key: &SecretKey, serial: u64) -> Signed<AttestationBatch> {
+    let said = AttestationBatch { node, leaves: 1, root: [u8::try_from(serial).unwrap(); 32] };
+    key.sign(CLUSTER, Generation(1), CertificateSerial(serial), said)
 }
 
 pub(crate) async fn status(node: &Running1) -> v1::NodeStatusReply {

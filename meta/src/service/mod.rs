@@ -7,6 +7,7 @@ mod pins;
 mod probe;
 mod publish;
 mod registry;
+mod resign;
 mod resolve;
 
 pub(crate) use admin::status;

@@ -147,27 +147,28 @@ async fn believe(
     if leaves.is_empty() || AttestationBatch::of(node, &leaves) != statement.statement {
         return Err(untrusted(format!("{node} attests other copies than these entries under {}", grant.id)));
     }
+    let Signed { generation, serial, signature, .. } = statement;
+    verify(core, statement, deadline).await?;
+    Ok(Attested { node, covers, generation, serial, signature })
+}
+
+/// Refuses a batch whose signature is not to be believed.
+pub(super) async fn verify(core: &Core, statement: Signed<AttestationBatch>, deadline: Instant) -> Result<(), Refusal> {
+    let untrusted = |error: TrustError| Refusal::Untrusted(v1::Untrusted { why: error.to_string() });
     let patience = deadline.min(Instant::now() + CERTIFICATE_LAG);
     let mut seen = core.directory.read(Directory::feed_position);
     loop {
         match core.keyring()?.verify(statement.clone()) {
-            Ok(_) => break,
+            Ok(_) => return Ok(()),
             Err(error @ (TrustError::UnknownCertificate { .. } | TrustError::Generation { .. })) => {
                 if !core.directory.wait_for(patience, |directory| directory.feed_position() > seen).await {
-                    return Err(untrusted(error.to_string()));
+                    return Err(untrusted(error));
                 }
                 seen = core.directory.read(Directory::feed_position);
             }
-            Err(error) => return Err(untrusted(error.to_string())),
+            Err(error) => return Err(untrusted(error)),
         }
     }
-    Ok(Attested {
-        node,
-        covers,
-        generation: statement.generation,
-        serial: statement.serial,
-        signature: statement.signature,
-    })
 }
 
 fn message(outcome: CommitOutcome) -> v1::CommitOutcome {

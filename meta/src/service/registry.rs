@@ -1,6 +1,6 @@
-//! Registry: data nodes register their regions, say where these can be read, and show that they are alive.
+//! Registry: data nodes register their regions, say where these can be read, and show that they are alive; `resign` is what follows a new key.
 
-use super::{Service, strange};
+use super::{Service, resign, strange};
 use crate::{
     core::{Core, not_made},
     door,
@@ -51,6 +51,27 @@ impl Registry for Service {
             heartbeat(self.core(), request.into_inner())
         })
         .await
+    }
+
+    async fn admit_certificate(
+        &self,
+        request: Request<v1::AdmitCertificateRequest>,
+    ) -> Result<Response<v1::AdmitCertificateReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(resign::admit(self.core(), request.into_inner(), &caller, deadline)).await
+    }
+
+    async fn batches(&self, request: Request<v1::BatchesRequest>) -> Result<Response<v1::BatchesReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(resign::batches(self.core(), request.into_inner(), &caller, deadline)).await
+    }
+
+    async fn resign(&self, request: Request<v1::ResignRequest>) -> Result<Response<v1::ResignReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(resign::resign(self.core(), request.into_inner(), &caller, deadline)).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! Data nodes and writers as the tests play them: real keys and signatures, no memory.
 
-use crate::cluster::{Cluster, Node, UUID, fresh, identity};
+use crate::cluster::{Cluster, Node, UUID, fresh, identity, root};
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Descriptor, Placement},
@@ -8,8 +8,8 @@ use quarry_wire::{
     frame::FrameKind,
     grant::Grant,
     ids::{
-        Generation, GrantId, Incarnation, LendNumber, NamespaceId, NodeId, RegionEpoch, RegionId, RegionIndex, ShardId,
-        SlotIndex, WriterId,
+        CertificateSerial, Generation, GrantId, Incarnation, LendNumber, NamespaceId, NodeId, RegionEpoch, RegionId,
+        RegionIndex, ShardId, SlotIndex, WriterId,
     },
     key::Key,
     keyring::Keyring,
@@ -108,6 +108,15 @@ impl DataNode {
     pub(crate) fn attest(&self, grant: &Grant, entries: &[v1::CommitEntry]) -> Signed<AttestationBatch> {
         let leaves: Vec<Hash> = entries.iter().map(|it| attestation(grant, self.id, it).leaf()).collect();
         self.sign(AttestationBatch::of(self.id, &leaves))
+    }
+
+    /// Signs with another key from now on, which the root has certified under `serial`; nobody is told. Answers the certificate.
+    pub(crate) fn change_key(&mut self, serial: u64) -> Signed<Certificate> {
+        self.key = SecretKey::from_seed(&[u8::try_from(serial % 251).unwrap(); 32]);
+        let serial = CertificateSerial(serial);
+        let said = Certificate { serial, node: self.id, role: Role::DataNode, key: self.key.public() };
+        self.certificate = root().sign_as_root(UUID, said);
+        self.certificate.clone()
     }
 
     pub(crate) fn sign(&self, batch: AttestationBatch) -> Signed<AttestationBatch> {

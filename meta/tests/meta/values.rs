@@ -8,7 +8,14 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, commit_outcome::Code, delete_outcome},
 };
-use quarry_wire::{attestation::AttestationBatch, ids::NodeId, key::Key, signed::Signed, version::HybridClock};
+use quarry_wire::{
+    attestation::AttestationBatch,
+    certificate::Revocations,
+    ids::{CertificateSerial, NodeId},
+    key::Key,
+    signed::Signed,
+    version::HybridClock,
+};
 use std::collections::BTreeSet;
 use tokio::time::Instant;
 
@@ -296,4 +303,61 @@ async fn a_follower_says_who_leads_and_reads_stale_when_asked_to() {
     let known = until("the namespace at the follower", async || follower.control().resolve(stale.clone()).await.ok());
     let reply = known.await.into_inner();
     assert_eq!((reply.lease_ms, reply.items[0].found), (0, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_signed_again_by_its_node_alone_and_under_a_key_that_is_believed() {
+    const SERIAL: u64 = 7_001;
+    let cluster = Cluster::new().await;
+    let mut nodes = [DataNode::join(&cluster, 11).await, DataNode::join(&cluster, 12).await];
+    let writer = Writer::new(&cluster.create_namespace("kv", 2).await);
+    let grant = writer.grant(&cluster).await;
+    let entries: Vec<_> = (0..8).map(|slot| entry(slot, &format!("key-{slot}"))).collect();
+    let attested: Vec<_> = nodes.iter().map(|node| node.attest(&grant, &entries)).collect();
+    publish(&cluster, &writer.publish(&grant, &entries, &attested)).await.unwrap();
+
+    let batches = async |node: u64| {
+        let request = v1::BatchesRequest { shard: 1, node, serial: SERIAL, after: 0, last: None };
+        cluster.ask(async |it: &Node| it.registry().batches(request).await).await.unwrap()
+    };
+    let resign = async |node: u64, batch: u64, signed: &Signed<AttestationBatch>| {
+        let batches = vec![v1::NamedBatch { batch, signed: signed.encode().into() }];
+        let request = v1::ResignRequest { shard: 1, node, batches };
+        cluster.ask(async |it: &Node| it.registry().resign(request.clone()).await).await.map(|reply| reply.taken)
+    };
+    let reply = batches(11).await;
+    assert_eq!((reply.batches.len(), reply.awaiting), (1, 0), "all eight slots are committed");
+    assert_eq!(reply.batches[0].signed, attested[0].encode());
+    let batch = reply.batches[0].batch;
+
+    let certificate = nodes[0].change_key(SERIAL);
+    let again = nodes[0].sign(attested[0].statement);
+    let refused = resign(11, batch, &again).await;
+    assert!(matches!(refused, Err(Refusal::Untrusted(_))), "the key is not known yet: {refused:?}");
+    let admit = v1::AdmitCertificateRequest { certificate: certificate.encode().into() };
+    cluster.ask(async |it: &Node| it.registry().admit_certificate(admit.clone()).await).await.unwrap();
+    let mut forged = again.clone();
+    forged.signature = attested[0].signature;
+    for (node, signed) in [(11, &forged), (12, &again), (11, &attested[1])] {
+        let refused = resign(node, batch, signed).await;
+        assert!(matches!(refused, Err(Refusal::Untrusted(_))), "{refused:?}");
+    }
+    assert_eq!(resign(11, batch, &again).await.unwrap(), 1);
+    assert!(batches(11).await.batches.is_empty());
+    assert_eq!(batches(12).await.batches.len(), 1);
+
+    // What readers are given from now on.
+    let reply = resolve(&cluster, &writer.resolve(&["key-3"], 1_000)).await;
+    let signed: BTreeSet<_> = reply.batches.iter().map(|it| it.signed.to_vec()).collect();
+    assert_eq!(signed, BTreeSet::from([again.encode(), attested[1].encode()]));
+    let holders = proven_copies(&cluster.keyring().await, &reply, 0, "key-3", writer.namespace);
+    assert_eq!(holders.len(), 2);
+
+    // A key that is void already is nobody's next one.
+    let list = Revocations { number: 1, serials: [CertificateSerial(7_002)].into() };
+    let request = v1::ApplyRevocationsRequest { list: root().sign_as_root(UUID, list).encode().into() };
+    cluster.ask(async |it: &Node| it.admin().apply_revocations(request.clone()).await).await.unwrap();
+    let admit = v1::AdmitCertificateRequest { certificate: nodes[0].change_key(7_002).encode().into() };
+    let refused = cluster.ask(async |it: &Node| it.registry().admit_certificate(admit.clone()).await).await;
+    assert!(matches!(refused, Err(Refusal::Untrusted(_))), "{refused:?}");
 }

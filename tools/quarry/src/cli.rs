@@ -199,7 +199,7 @@ pub(crate) enum KeysCommand {
         #[arg(long, value_name = "FILE", default_value = "root.key")]
         out: PathBuf,
     },
-    /// Make a node's signing key (node.key, unless there is one) and credentials (tls.pem, new each time).
+    /// Make a node's signing key (node.key, unless there is one or --new-key) and credentials (tls.pem, new each time).
     Node {
         /// The root key.
         #[arg(long, value_name = "FILE")]
@@ -216,6 +216,9 @@ pub(crate) enum KeysCommand {
         /// Its folder; made if absent.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
+        /// Put a new signing key in the place of the one in node.key; raft-admin node rotate-key has a running data node take it.
+        #[arg(long)]
+        new_key: bool,
         #[command(flatten)]
         lasting: Lasting,
     },

@@ -171,6 +171,18 @@ impl Identity {
     /// # Errors
     /// [`IdentityError::Io`].
     pub fn write(&self, path: &Path) -> Result<(), IdentityError> {
+        write_secret(path, &self.text())
+    }
+
+    /// The same in place of the file that is there.
+    ///
+    /// # Errors
+    /// [`IdentityError::Io`].
+    pub fn write_over(&self, path: &Path) -> Result<(), IdentityError> {
+        write_secret_over(path, &self.text())
+    }
+
+    fn text(&self) -> String {
         let file = NodeFile {
             version: KEY_FILE_VERSION,
             kind: NODE_KIND.to_owned(),
@@ -179,7 +191,7 @@ impl Identity {
             seed: hex::encode(self.key.seed()),
             certificate: hex::encode(self.certificate.encode()),
         };
-        write_secret(path, &toml::to_string(&file).expect("strings and numbers are always TOML"))
+        toml::to_string(&file).expect("strings and numbers are always TOML")
     }
 
     /// Reads the file of an identity that must have `role`. Checks that the certificate is this key's and signed by `root` for `cluster`.

@@ -23,14 +23,18 @@ use quarry_wire::{
 use serde_json::json;
 use std::{fs, path::Path, time::Duration};
 
+/// File of a node's signing key, in its folder.
+const NODE_KEY: &str = "node.key";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) fn run(command: KeysCommand, format: Format) -> Result<(), Failure> {
     match command {
         KeysCommand::Revoke(args) => revoke(&args, format),
         KeysCommand::Root { out } => root(&out, format),
-        KeysCommand::Node { root, role, id, addresses, out, lasting } => {
-            node(&read(&root)?, role, NodeId(id), &addresses, &out, &lasting, format)
+        KeysCommand::Node { root, role, id, addresses, out, new_key, lasting } => {
+            let root = read(&root)?;
+            signer(&root, role, NodeId(id), &out, new_key)?;
+            node(&root, role, NodeId(id), &addresses, &out, &lasting, format)
         }
         KeysCommand::Client { root, roles, name, out, lasting } => {
             let root = read(&root)?;
@@ -63,24 +67,31 @@ fn node(
     lasting: &Lasting,
     format: Format,
 ) -> Result<(), Failure> {
+    let identity = Identity::node(root.cluster, role, id).map_err(Failure::usage)?;
+    let file = out.join(NODE_CREDENTIALS);
+    credentials::write(&file, root, &identity, addresses, validity(lasting)).map_err(Failure::error)?;
+    made(&identity, &[&out.join(NODE_KEY), &file], lasting, format)
+}
+
+/// Sees to it that the folder of a node has its signing key.
+fn signer(root: &Root, role: Role, id: NodeId, out: &Path, new: bool) -> Result<(), Failure> {
     fs::create_dir_all(out).map_err(|wrong| Failure::error(format!("{}: {wrong}", out.display())))?;
-    let key = out.join("node.key");
-    if key.exists() {
-        // A node keeps its signing key: what it signed stays believed.
+    let key = out.join(NODE_KEY);
+    let is_there = key.exists();
+    if is_there {
         let held = Signer::read(&key, role, root.cluster, root.public()).map_err(Failure::error)?;
         if held.node() != id {
             return Err(Failure::error(format!("{} is the key of {}, not of {id}", key.display(), held.node())));
         }
-    } else {
-        // Random, since whoever has the root key need not remember what it certified.
-        let serial = CertificateSerial(u64::from_le_bytes(random().map_err(Failure::error)?).max(1));
-        let signer = root.certify(serial, id, role).map_err(Failure::error)?;
-        signer.write(&key).map_err(Failure::error)?;
+        // A node keeps its signing key unless it is told otherwise: what it signed stays believed.
+        if !new {
+            return Ok(());
+        }
     }
-    let identity = Identity::node(root.cluster, role, id).map_err(Failure::usage)?;
-    let file = out.join(NODE_CREDENTIALS);
-    credentials::write(&file, root, &identity, addresses, validity(lasting)).map_err(Failure::error)?;
-    made(&identity, &[&key, &file], lasting, format)
+    // Random, since whoever has the root key need not remember what it certified.
+    let serial = CertificateSerial(u64::from_le_bytes(random().map_err(Failure::error)?).max(1));
+    let made = root.certify(serial, id, role).map_err(Failure::error)?;
+    if is_there { made.write_over(&key) } else { made.write(&key) }.map_err(Failure::error)
 }
 
 /// Adds serials to the list in its file, under the next number.

@@ -1,4 +1,4 @@
-//! Regions as the directory knows them, and new read keys for them.
+//! Regions as the directory knows them, and new keys for them and their nodes.
 //!
 //! The list is the answer of any meta node that knows the most; a new key is asked of the data node itself, which answers when the old key is
 //! dead and the directory has the record of the new one.
@@ -134,6 +134,25 @@ pub async fn rotate(
         let mut request = Request::new(v1::RotateRegionRequest { region, why: why.to_owned() });
         request.set_timeout(deadline);
         v1::data_node_client::DataNodeClient::new(calls).rotate_region(request).await
+    })
+    .await
+}
+
+/// Has a data node sign with the key that its key file has now. When this returns, nothing that is read depends on its older keys.
+///
+/// # Errors
+/// [`CallError`]; with [`Indeterminate`](quarry_proto::refusal::Refusal::Indeterminate) it is to be asked again.
+pub async fn rotate_key(
+    trust: &Trust,
+    node: u64,
+    address: &str,
+    why: &str,
+    deadline: Duration,
+) -> Result<v1::RotateKeyReply, CallError> {
+    call(trust, Expect::data_node(NodeId(node)), address, deadline, |calls| async {
+        let mut request = Request::new(v1::RotateKeyRequest { why: why.to_owned() });
+        request.set_timeout(deadline);
+        v1::data_node_client::DataNodeClient::new(calls).rotate_key(request).await
     })
     .await
 }

@@ -12,12 +12,19 @@ use quarry::{
     local::die_with_parent,
 };
 use quarry_client::Cluster;
-use quarry_datanode::{DataNode, DataNodeConfig};
+use quarry_datanode::{DataNode, DataNodeConfig, KeySource};
 use quarry_fabric::Provider;
 use quarry_meta::{MetaConfig, MetaNode, Timing};
 use quarry_trust::Trust;
-use quarry_wire::{certificate::Role, ids::NodeId};
-use std::path::Path;
+use quarry_wire::{
+    certificate::{Certificate, Role},
+    ids::{ClusterUuid, NodeId},
+    signed::{PublicKey, SecretKey, Signed},
+};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
@@ -91,6 +98,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
         root: cluster.root,
         key: identity.key,
         certificate: identity.certificate,
+        key_source: Some(Arc::new(KeyFile { path: file.node.key.clone(), cluster: cluster.uuid, root: cluster.root })),
         region_bytes: file.memory.region_bytes,
         populate: file.memory.populate,
         fabric_bind: file.fabric.bind,
@@ -118,6 +126,21 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
     info!("the data node drains");
     data_node.shutdown().await;
     Ok(())
+}
+
+/// The file that a data node's signing key is in.
+#[derive(Debug)]
+struct KeyFile {
+    path: PathBuf,
+    cluster: ClusterUuid,
+    root: PublicKey,
+}
+
+impl KeySource for KeyFile {
+    fn read(&self) -> Result<(SecretKey, Signed<Certificate>), String> {
+        let held = Identity::read(&self.path, Role::DataNode, self.cluster, self.root);
+        held.map(|held| (held.key, held.certificate)).map_err(|wrong| wrong.to_string())
+    }
 }
 
 fn overrides(args: &DaemonArgs) -> Result<Overrides, Failure> {

@@ -1,7 +1,8 @@
-//! Administers a cluster: make it, see how it is, tell scripts whether it is well, change the read keys of regions.
+//! Administers a cluster: make it, see how it is, tell scripts whether it is well, change keys.
 //!
 //! `status` and `health` ask every meta node of the cluster file and work without a leader.
 
+mod node;
 mod region;
 mod report;
 mod trust;
@@ -63,6 +64,9 @@ enum Command {
     /// Whom it does not believe any more.
     #[command(subcommand)]
     Revocation(trust::RevocationCommand),
+    /// Data nodes and the keys that they sign with.
+    #[command(subcommand)]
+    Node(node::NodeCommand),
     /// The regions of data nodes and the keys that they are read with.
     #[command(subcommand)]
     Region(region::RegionCommand),
@@ -111,6 +115,7 @@ async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
         Command::Health(ask) => health(&ask, format).await,
         Command::Certificate(command) => trust::certificate(command, format).await,
         Command::Revocation(command) => trust::revocation(command, format).await,
+        Command::Node(command) => node::run(command, format).await,
         Command::Region(command) => region::run(command, format).await,
     }
 }

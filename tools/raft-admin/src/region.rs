@@ -46,7 +46,15 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn known(ask: &Ask, trust: &Trust, metas: &[String]) -> Result<Known, Failure> {
+/// A data node, which must be known.
+pub(crate) fn data_node(known: &Known, node: u64) -> Result<&quarry_proto::v1::DataNodeInfo, Failure> {
+    known.node(node).ok_or_else(|| {
+        let found: Vec<String> = known.nodes.iter().map(|it| it.node.to_string()).collect();
+        Failure::new(Code::NotFound, format!("there is no data node {node}, there are: {}", found.join(", ")))
+    })
+}
+
+pub(crate) async fn known(ask: &Ask, trust: &Trust, metas: &[String]) -> Result<Known, Failure> {
     regions::known(trust, metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))
 }
 
@@ -87,11 +95,7 @@ fn as_text(known: &Known) -> String {
 async fn rotate(regions: Regions, why: &str, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = crate::whom(ask)?;
     let known = known(ask, &trust, &metas).await?;
-    let node = known.node(regions.node).ok_or_else(|| {
-        let found: Vec<String> = known.nodes.iter().map(|it| it.node.to_string()).collect();
-        let message = format!("there is no data node {}, there are: {}", regions.node, found.join(", "));
-        Failure::new(Code::NotFound, message)
-    })?;
+    let node = data_node(&known, regions.node)?;
     let answer = regions::rotate(&trust, node.node, &node.address, regions.index, why, ask.timeout).await;
     let rotated = answer.map_err(|wrong| {
         if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }

@@ -23,6 +23,9 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.Registry/RegisterRegion", &[DataNode]),
     ("/quarry.v1.Registry/RecordRegion", &[DataNode]),
     ("/quarry.v1.Registry/Heartbeat", &[DataNode]),
+    ("/quarry.v1.Registry/AdmitCertificate", &[DataNode]),
+    ("/quarry.v1.Registry/Batches", &[DataNode]),
+    ("/quarry.v1.Registry/Resign", &[DataNode]),
     ("/quarry.v1.Admin/Bootstrap", &[Admin]),
     // A meta node that makes the cluster looks whether the others are blank.
     ("/quarry.v1.Admin/Status", &[Admin, Meta]),
@@ -35,6 +38,7 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.DataNode/Close", &[Writer]),
     ("/quarry.v1.DataNode/RegionRecord", &[Reader, Writer]),
     ("/quarry.v1.DataNode/RotateRegion", &[Admin]),
+    ("/quarry.v1.DataNode/RotateKey", &[Admin]),
     ("/quarry.v1.DataNode/NodeStatus", &[Admin]),
     ("/quarry.raft.v1.Peer/Link", &[Meta]),
     ("/quarry.raft.v1.Peer/SendSnapshot", &[Meta]),

@@ -1,5 +1,6 @@
 //! What a shard is told, and what it answers. Outcomes are replicated: same entry, same outcome, on every replica.
 
+use super::Resigned;
 use crate::{
     directory::FeedSlice,
     requests::{RequestId, RequestRefusal},
@@ -94,6 +95,13 @@ pub enum ShardCommand {
         /// Where, at distinct nodes; the order is kept.
         holders: Vec<Proposed>,
     },
+    /// A data node signed batches again, with its new key.
+    Resign {
+        /// The node; the leader has checked that it is the one.
+        node: NodeId,
+        /// The batches; those that are gone are left out.
+        batches: Vec<Resigned>,
+    },
 }
 
 /// What became of a [`ShardCommand`], variant by variant.
@@ -124,6 +132,11 @@ pub enum ShardOutcome {
     Release {
         /// There was.
         held: bool,
+    },
+    /// Of `Resign`: how many signatures took the place of others.
+    Resign {
+        /// The count.
+        taken: u32,
     },
 }
 

@@ -12,6 +12,7 @@
 //! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
 //! | `moves` | values that their holders copy to another slab | *No wrong value*, *Leases hold* |
 //! | `deletes` | removal of keys | *Linearizable* |
+//! | `resign` | a node's new signatures in place of its old ones | *Nothing unsigned* |
 //! | `leases` | the horizon | *Leases hold* |
 //! | `pins` | values that are kept where they are for long reads | *Leases hold*, *Nothing leaks* |
 //! | `quarantine` | the rest of freed memory, and every other deadline | *Leases hold*, *Nothing leaks* |
@@ -30,6 +31,7 @@ mod pins;
 pub mod plan;
 mod quarantine;
 mod read;
+mod resign;
 mod space;
 mod warm;
 
@@ -61,6 +63,7 @@ use quarry_wire::{
     units::LogTime,
 };
 pub use read::{Listed, Resolved, ResolvedCopy, SignedBatch};
+pub use resign::Resigned;
 use serde::{Deserialize, Serialize};
 use space::Extent;
 pub use space::{Space, SpaceOf};
@@ -229,6 +232,7 @@ impl Shard {
                 ShardOutcome::Renew(self.renew(request, owner, pin, duration))
             }
             ShardCommand::Release { owner, pin } => ShardOutcome::Release { held: self.release(owner, pin) },
+            ShardCommand::Resign { node, batches } => ShardOutcome::Resign { taken: self.resign(node, &batches) },
         }
     }
 

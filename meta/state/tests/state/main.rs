@@ -10,3 +10,4 @@ mod moves;
 mod pins;
 mod random_cluster;
 mod random_shard;
+mod resign;

@@ -7,14 +7,15 @@ use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
     shard::{
-        CommitEntry, Covers, DeleteKey, GrantRequest, Mode, MoveRequest, PinRequest, Proposed, Publish, ShardCommand,
-        ShardOutcome, Sparse, ValuePlace,
+        BatchRef, CommitEntry, Covers, DeleteKey, GrantRequest, Mode, MoveRequest, PinRequest, Proposed, Publish,
+        Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
     frame::FrameKind,
     grant::{Class, Grant},
-    ids::{Generation, GrantId, Ordinal, PinId, ShardId, SlotIndex, WriterId},
+    ids::{CertificateSerial, Generation, GrantId, NodeId, Ordinal, PinId, ShardId, SlotIndex, WriterId},
+    signed::Signature,
     units::{LogTime, Offset, SlotCount, SlotSize},
 };
 use std::{
@@ -127,6 +128,11 @@ enum Step {
         clock: Option<u8>,
         nodes: u8,
     },
+    /// A node signs some of its batches again.
+    Resign {
+        node: u8,
+        skip: u8,
+    },
     /// A command of before, once more.
     Again(u16),
 }
@@ -163,6 +169,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(slots, ttl, places)| Step::WildGrantMove { slots, ttl, places }),
         2 => (any::<u8>(), any::<u8>(), (0u8..6, 0u8..6), 0u8..6, proptest::option::of(0u8..12), 0u8..16)
             .prop_map(|(grant, from, slots, name, clock, nodes)| Step::WildMove { grant, from, slots, name, clock, nodes }),
+        1 => (1u8..4, 0u8..4).prop_map(|(node, skip)| Step::Resign { node, skip }),
         3 => any::<u16>().prop_map(Step::Again),
     ]
 }
@@ -250,7 +257,7 @@ impl History {
                 self.bench.at = now;
             }
             Step::Grant { writer: number, slots, wide, ttl, avoid } => {
-                let avoid: BTreeSet<_> = nodes_of(avoid).map(quarry_wire::ids::NodeId).collect();
+                let avoid: BTreeSet<_> = nodes_of(avoid).map(NodeId).collect();
                 let mut asked = self.bench.asked(slots.into());
                 asked.writer = writer(number);
                 asked.slot_size = SlotSize(if wide { 4 * SLOT } else { SLOT });
@@ -400,6 +407,17 @@ impl History {
                 entry.mode = Mode::Move { from };
                 let attested = nodes_of(nodes).map(attested).collect();
                 self.apply(ShardCommand::Publish(Publish { grant, entries: vec![entry], attested }));
+            }
+            Step::Resign { node, skip } => {
+                let (node, serial) = (NodeId(node.into()), CertificateSerial(u64::from(skip) + 1));
+                let shard = &self.bench.shard;
+                let again = |batch| {
+                    let root = shard.batch(batch).expect("it was named just now").signed().statement.root;
+                    Resigned { batch, root, generation: GEN, serial, signature: Signature([skip; 64]) }
+                };
+                let all = shard.signed_otherwise(node, serial, BatchRef(0));
+                let batches = all.skip(skip.into()).map(again).collect();
+                self.apply(ShardCommand::Resign { node, batches });
             }
             Step::Again(index) => {
                 let Some(index) = usize::from(index).checked_rem(self.log.len()) else { return };
