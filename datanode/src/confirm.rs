@@ -14,7 +14,7 @@ use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Placement},
     frame::{FrameError, FrameHeader, HEADER_BYTES_MAX, header_bytes},
     ids::{GrantId, SlotIndex, WriterId},
-    units::SlotSize,
+    units::{Offset, SlotSize},
     version::{HybridClock, Version},
 };
 use std::collections::BTreeMap;
@@ -40,13 +40,27 @@ pub(crate) enum EntryRefusal {
     /// The memory could not be looked at.
     #[error("the slot cannot be read: {0}")]
     Unreadable(String),
+    /// A frame that is to be moved is not whole.
+    #[error(
+        "the payload's CRC-32C is {found:08x}, {expected:08x} was expected: the copy is damaged and stays where it is"
+    )]
+    Damaged { expected: u32, found: u32 },
+    /// It was not copied before the deadline.
+    #[error("the deadline passed")]
+    Late,
+    /// This node may write there no more.
+    #[error("the grant is closed here: its time is over, or a higher token claimed its bytes")]
+    Closed,
 }
 
 impl EntryRefusal {
     /// Whether the entry itself is wrong, rather than this node's claim to its slot gone. Only then is it known here that it was never
     /// committed under this grant.
     pub(crate) fn is_final(&self) -> bool {
-        !matches!(self, Self::Claim(ConfirmRefusal::Superseded { .. }) | Self::Unreadable(_))
+        !matches!(
+            self,
+            Self::Claim(ConfirmRefusal::Superseded { .. }) | Self::Unreadable(_) | Self::Late | Self::Closed
+        )
     }
 }
 
@@ -87,15 +101,18 @@ pub(crate) fn confirm(
             }
         }
     }
-    let leaves: Vec<_> = attestations.iter().map(Attestation::leaf).collect();
-    let attested = if leaves.is_empty() {
-        Bytes::new()
-    } else {
-        node.membership.sign(AttestationBatch::of(node.id, &leaves)).encode().into()
-    };
-    let verdict = Verdict { attested, refused };
+    let verdict = Verdict { attested: sign(node, &attestations), refused };
     node.meters.confirmed(entries.len(), &verdict);
     Ok(verdict)
+}
+
+/// One signature over all of these; nothing if there are none.
+pub(crate) fn sign(node: &Node, attestations: &[Attestation]) -> Bytes {
+    let leaves: Vec<_> = attestations.iter().map(Attestation::leaf).collect();
+    if leaves.is_empty() {
+        return Bytes::new();
+    }
+    node.membership.sign(AttestationBatch::of(node.id, &leaves)).encode().into()
 }
 
 /// Checks one entry against its slot.
@@ -103,7 +120,7 @@ fn look(
     held: &Confirmable,
     writer: WriterId,
     entry: &v1::CommitEntry,
-    copy_out: impl FnOnce(quarry_wire::units::Offset, &mut [u8]) -> Result<(), EntryRefusal>,
+    copy_out: impl FnOnce(Offset, &mut [u8]) -> Result<(), EntryRefusal>,
 ) -> Result<Attestation, EntryRefusal> {
     let malformed = |refusal: Refusal| EntryRefusal::Malformed(refusal.to_string());
     let grant = &held.grant;
@@ -126,23 +143,29 @@ fn look(
     let header = &mut buffer[..length];
     copy_out(offset, header)?;
     same(&said, &FrameHeader::read_from(header)?)?;
-    Ok(Attestation {
+    Ok(attestation(held, said, slot, offset))
+}
+
+/// What this node says of a frame that lies in a slot.
+pub(crate) fn attestation(held: &Confirmable, said: FrameHeader, slot: SlotIndex, offset: Offset) -> Attestation {
+    Attestation {
         namespace: said.namespace,
         key: said.key,
         kind: said.kind,
         version: said.version,
         payload_bytes: said.payload_bytes,
         payload_crc: said.payload_crc,
-        grant: grant.id,
+        grant: held.grant.id,
         lend: held.holder.lend,
         slot,
         region: held.holder.region,
         incarnation: held.holder.incarnation,
         placement: Placement::Resident(offset),
-    })
+    }
 }
 
-fn same(said: &FrameHeader, found: &FrameHeader) -> Result<(), EntryRefusal> {
+/// Whether the header found is the one that was said.
+pub(crate) fn same(said: &FrameHeader, found: &FrameHeader) -> Result<(), EntryRefusal> {
     let differs = |field, expected: &dyn ToString, found: &dyn ToString| {
         Err(EntryRefusal::Differs { field, expected: expected.to_string(), found: found.to_string() })
     };

@@ -9,7 +9,7 @@ use crate::{
 use quarry_fabric::{EndpointConfig, FabricError, Memory};
 use quarry_wire::{
     grant::Grant,
-    ids::{FeedNumber, Generation, GrantId, Incarnation, RegionEpoch, RegionId, RegionIndex, WriterId},
+    ids::{FeedNumber, Generation, GrantId, Incarnation, RegionEpoch, RegionId, RegionIndex, SlotIndex, WriterId},
     region::{FabricName, RegionRecord},
     signed::Signed,
     units::Offset,
@@ -164,14 +164,8 @@ impl Holdings {
             let holder = grant.holder(self.claims.node()).ok_or(FabricError::Closed { what: "region" })?;
             let region = self.regions.get(&holder.region.index).ok_or(FabricError::Closed { what: "region" })?;
             let span = grant.span(holder);
-            let place = |offset: u64| {
-                usize::try_from(offset).map_err(|_| FabricError::OutOfRange {
-                    start: usize::MAX,
-                    end: usize::MAX,
-                    length: region.memory.len(),
-                })
-            };
-            self.lanes.lend(lane, grant.id, &region.memory, place(span.start)?..place(span.end)?)
+            let memory = &region.memory;
+            self.lanes.lend(lane, grant.id, memory, place(memory, span.start)?..place(memory, span.end)?)
         });
         if lent.is_err() {
             // No key was handed out. The grant is spent here all the same: it counts as armed, and its claim as closed.
@@ -179,6 +173,29 @@ impl Holdings {
             self.lanes.carry_out(&closing);
         }
         Ok(lent?)
+    }
+
+    /// Arms a grant for what this node itself writes. Older claims and lanes are closed when it returns.
+    pub(crate) fn arm_own(&mut self, at: NodeTime, grant: &Arc<Grant>) -> Result<(), ArmRefusal> {
+        let closing = self.claims.arm_own(at, grant)?;
+        self.lanes.carry_out(&closing);
+        Ok(())
+    }
+
+    /// Writes bytes of this node's own into a slot of a grant that it armed for itself, `from` bytes behind the slot's beginning; false if it
+    /// may not any more.
+    pub(crate) fn write_own(
+        &mut self,
+        grant: &Grant,
+        slot: SlotIndex,
+        from: u64,
+        bytes: &[u8],
+    ) -> Result<bool, FabricError> {
+        let Some(start) = self.claims.own_slot(grant.id, slot) else { return Ok(false) };
+        let holder = grant.holder(self.claims.node()).ok_or(FabricError::Closed { what: "region" })?;
+        let region = self.regions.get(&holder.region.index).ok_or(FabricError::Closed { what: "region" })?;
+        region.memory.copy_in(place(&region.memory, start.0.saturating_add(from))?, bytes)?;
+        Ok(true)
     }
 
     pub(crate) fn close(&mut self, at: NodeTime, grant: GrantId, writer: WriterId) -> Result<(), ConfirmRefusal> {
@@ -207,13 +224,7 @@ impl Holdings {
     /// Copies bytes of a region out, once.
     pub(crate) fn copy_out(&self, region: RegionIndex, offset: Offset, into: &mut [u8]) -> Result<(), FabricError> {
         let region = self.regions.get(&region).ok_or(FabricError::Closed { what: "region" })?;
-        let length = region.memory.len();
-        let offset = usize::try_from(offset.0).map_err(|_| FabricError::OutOfRange {
-            start: usize::MAX,
-            end: usize::MAX,
-            length,
-        })?;
-        region.memory.copy_out(offset, into)
+        region.memory.copy_out(place(&region.memory, offset.0)?, into)
     }
 
     /// Bytes that peers can read, and bytes that peers can write; ranges that overlap count each time.
@@ -229,6 +240,15 @@ impl Holdings {
     pub(crate) fn open_claims(&self) -> usize {
         self.claims.open_claims()
     }
+}
+
+/// An offset in a region as one in its memory.
+fn place(memory: &Memory, offset: u64) -> Result<usize, FabricError> {
+    usize::try_from(offset).map_err(|_| FabricError::OutOfRange {
+        start: usize::MAX,
+        end: usize::MAX,
+        length: memory.len(),
+    })
 }
 
 /// What is said of a region that is read through `reader`.

@@ -31,6 +31,7 @@ mod lanes;
 mod membership;
 mod metas;
 mod metrics;
+mod moves;
 mod node;
 mod probe;
 mod readers;

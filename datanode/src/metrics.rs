@@ -13,6 +13,9 @@ const SIGNATURES: &str = "quarry_datanode_attestation_signatures_total";
 const COMMITS: &str = "quarry_datanode_commit_batches_total";
 const COMMIT_ENTRIES: &str = "quarry_datanode_commit_entries_total";
 
+const MOVES: &str = "quarry_datanode_moves_total";
+const MOVED_BYTES: &str = "quarry_datanode_moved_bytes_total";
+
 /// Says what the metrics of this crate mean, to the recorder that is installed.
 pub fn describe_metrics() {
     describe_gauge!(LANES, Unit::Count, "Lanes that are open: endpoints of writers.");
@@ -35,6 +38,12 @@ pub fn describe_metrics() {
     );
     describe_counter!(SIGNATURES, Unit::Count, "Batches of attestations that this node signed.");
     describe_counter!(COMMITS, Unit::Count, "Commits that this node coordinated, by result: answered, refused.");
+    describe_counter!(
+        MOVES,
+        Unit::Count,
+        "Copies that this node was told to move within its memory, by verdict: moved, refused."
+    );
+    describe_counter!(MOVED_BYTES, Unit::Bytes, "Bytes of the copies that it moved, headers included.");
     describe_counter!(COMMIT_ENTRIES, Unit::Count, "Entries of the commits that this node coordinated.");
 }
 
@@ -48,6 +57,9 @@ pub(crate) struct Meters {
     entries: Counter,
     rotated_on_command: Counter,
     rotated_on_schedule: Counter,
+    moved: Counter,
+    not_moved: Counter,
+    moved_bytes: Counter,
 }
 
 impl Meters {
@@ -61,6 +73,9 @@ impl Meters {
             entries: counter!(COMMIT_ENTRIES),
             rotated_on_command: counter!(ROTATIONS, "cause" => "command"),
             rotated_on_schedule: counter!(ROTATIONS, "cause" => "schedule"),
+            moved: counter!(MOVES, "verdict" => "moved"),
+            not_moved: counter!(MOVES, "verdict" => "refused"),
+            moved_bytes: counter!(MOVED_BYTES),
         }
     }
 
@@ -69,6 +84,16 @@ impl Meters {
         self.refused.increment(verdict.refused.len() as u64);
         self.confirmed.increment((entries - verdict.refused.len()) as u64);
         if !verdict.attested.is_empty() {
+            self.signatures.increment(1);
+        }
+    }
+
+    /// So many copies were moved, with so many bytes, and so many not.
+    pub(crate) fn moved(&self, moved: usize, bytes: u64, refused: usize) {
+        self.moved.increment(moved as u64);
+        self.moved_bytes.increment(bytes);
+        self.not_moved.increment(refused as u64);
+        if moved > 0 {
             self.signatures.increment(1);
         }
     }

@@ -73,6 +73,8 @@ pub(crate) struct Node {
     pub(crate) admin_address: Option<String>,
     pub(crate) regions: Vec<RegionSeat>,
     pub(crate) trust: Trust,
+    /// Held by the one move that is under way.
+    pub(crate) moving: tokio::sync::Mutex<()>,
     /// Set once: no grant is armed any more.
     pub(crate) draining: AtomicBool,
     pub(crate) standing: watch::Sender<Standing>,
@@ -240,6 +242,7 @@ impl DataNode {
             admin_address: config.admin_address,
             regions,
             trust: config.trust,
+            moving: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             standing: watch::Sender::new(Standing::default()),
             refreshed: tokio::sync::Mutex::new(None),

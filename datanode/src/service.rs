@@ -4,6 +4,7 @@ use crate::{
     claims::{ArmRefusal, ConfirmRefusal},
     commit, confirm, entropy,
     holdings::ArmError,
+    moves,
     node::{Node, RegionSeat},
     resign,
     rotations::Rotated,
@@ -21,7 +22,7 @@ use quarry_proto::{
 };
 use quarry_trust::Caller;
 use quarry_wire::{
-    grant::{Class, Grant},
+    grant::{Class, Grant, Purpose},
     ids::RegionIndex,
     limits::MESSAGE_BYTES_MAX,
 };
@@ -116,10 +117,10 @@ impl DataNode for Service {
         let signed = convert::signed::<Grant>(&request.grant)?;
         tracing::Span::current().record("shard", signed.statement.id.shard.0);
         let grant = self.node.verify(signed, deadline).await.map_err(|error| untrusted(&error))?;
-        if grant.class == Class::Durable {
-            let expected = "cache (durable namespaces need the journal, which this node does not have)";
-            return Err(Refusal::malformed("grant.class", expected, "durable").into());
+        if grant.purpose != Purpose::Write {
+            return Err(Refusal::malformed("grant.purpose", "a client's write", "one of the nodes' own").into());
         }
+        cache_only(grant.class)?;
         let grant = Arc::new(grant);
         let armed = self.node.holdings.lock().arm(self.node.clock.now(), &grant, writer);
         let lent = armed.map_err(|error| arm_refusal(&error))?;
@@ -151,6 +152,14 @@ impl DataNode for Service {
             confirm::confirm(&self.node, grant, writer, &request.entries).map_err(|why| confirm_refusal(&why))?;
         let refused = verdict.refused.into_keys().filter_map(|entry| u32::try_from(entry).ok()).collect();
         Ok(Response::new(v1::ConfirmReply { attested: verdict.attested, refused }))
+    }
+
+    async fn move_copies(
+        &self,
+        request: Request<v1::MoveCopiesRequest>,
+    ) -> Result<Response<v1::MoveCopiesReply>, Status> {
+        let deadline = deadline(request.metadata());
+        Ok(Response::new(moves::carry_out(&self.node, request.into_inner(), deadline).await?))
     }
 
     async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
@@ -259,15 +268,26 @@ pub(crate) fn status(node: &Node) -> v1::NodeStatusReply {
     }
 }
 
-fn not_ready(why: &str, retry_after_ms: u64) -> Refusal {
+/// Refuses what needs a journal.
+pub(crate) fn cache_only(class: Class) -> Result<(), Refusal> {
+    match class {
+        Class::Cache => Ok(()),
+        Class::Durable => {
+            let expected = "cache (durable namespaces need the journal, which this node does not have)";
+            Err(Refusal::malformed("grant.class", expected, "durable"))
+        }
+    }
+}
+
+pub(crate) fn not_ready(why: &str, retry_after_ms: u64) -> Refusal {
     Refusal::NotReady(v1::NotReady { why: why.to_owned(), retry_after_ms })
 }
 
-fn untrusted(why: &dyn ToString) -> Refusal {
+pub(crate) fn untrusted(why: &dyn ToString) -> Refusal {
     Refusal::Untrusted(v1::Untrusted { why: why.to_string() })
 }
 
-fn confirm_refusal(why: &ConfirmRefusal) -> Refusal {
+pub(crate) fn confirm_refusal(why: &ConfirmRefusal) -> Refusal {
     match why {
         ConfirmRefusal::UnknownGrant { grant } => {
             Refusal::UnknownGrant(v1::UnknownGrant { grant: Some((*grant).into()) })
@@ -279,7 +299,7 @@ fn confirm_refusal(why: &ConfirmRefusal) -> Refusal {
     }
 }
 
-fn arm_refusal(error: &ArmError) -> Refusal {
+pub(crate) fn arm_refusal(error: &ArmError) -> Refusal {
     let refused = |reason: Reason, expected: String, found: String| {
         Refusal::ArmRefused(v1::ArmRefused { reason: reason.into(), expected, found })
     };

@@ -920,6 +920,10 @@ impl DataNode for NodeServer {
         Err(Status::unimplemented("clients do not ask for confirmations"))
     }
 
+    async fn move_copies(&self, _: Request<v1::MoveCopiesRequest>) -> Result<Response<v1::MoveCopiesReply>, Status> {
+        Err(Status::unimplemented("not of this double"))
+    }
+
     async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
         self.world.answers().await;
         let grant = convert::grant_id(request.into_inner().grant)?;

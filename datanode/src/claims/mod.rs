@@ -8,6 +8,8 @@
 //!   started there would go on landing. Whatever else was on those lanes closes with them (*Fenced writers*).
 //! - A closed claim never opens again, and its slots can still be confirmed, each until a higher token claims its bytes.
 //! - A lane closes with its last open claim.
+//! - What this node itself writes (to move a value) is armed under the same rules, once, and needs no lane: it asks for each piece that it is
+//!   about to write whether its claim is open still ([`Claims::own_slot`]).
 //!
 //! Leaves to others: signatures, endpoints, keys, clocks. Time comes in as an argument and bounds only waste.
 //!
@@ -129,6 +131,8 @@ pub struct Claims {
     regions: BTreeMap<RegionIndex, RegionClaims>,
     /// Where each known grant's claim is. Invariant: exactly the claims in `regions`.
     places: BTreeMap<GrantId, (RegionIndex, ExtentIndex)>,
+    /// The claims of this node itself that are open.
+    own: BTreeSet<GrantId>,
     /// Open lanes. Invariant: each has an open claim.
     lanes: BTreeMap<LaneId, Lane>,
     next_lane: u64,
@@ -158,7 +162,7 @@ struct Claim {
     holder: GrantHolder,
     token: Token,
     span: Range<u64>,
-    /// The lane that it is or was on, while that lane is open.
+    /// The lane that it is or was on, while that lane is open. None for what this node itself writes.
     lane: Option<LaneId>,
     state: State,
 }
@@ -167,6 +171,13 @@ struct Claim {
 enum State {
     Open { closes_at: NodeTime },
     Closed { at: NodeTime, with_lane: bool },
+}
+
+/// What a new claim closes.
+struct Older {
+    claims: Vec<GrantId>,
+    /// Those that they were ever on and that are open.
+    lanes: BTreeSet<LaneId>,
 }
 
 #[derive(Clone, Debug)]
@@ -193,6 +204,7 @@ impl Claims {
             lanes_max,
             regions: BTreeMap::new(),
             places: BTreeMap::new(),
+            own: BTreeSet::new(),
             lanes: BTreeMap::new(),
             next_lane: 0,
         }
@@ -224,6 +236,7 @@ impl Claims {
         }
         self.regions.remove(&region);
         self.places.retain(|_, (of, _)| *of != region);
+        self.own.retain(|id| self.places.contains_key(id));
         closing
     }
 
@@ -240,38 +253,78 @@ impl Claims {
         if let Some(claim) = self.claim(grant.id) {
             return claim.again(grant, &holder);
         }
-        let extent = self.extent(place);
-        let older: Vec<GrantId> = match extent {
-            Some(extent) => extent.older_than(token, &span)?,
-            None => Vec::new(),
-        };
-        let doomed: BTreeSet<LaneId> = older.iter().filter_map(|id| self.claim(*id)?.lane).collect();
-        let lane = self.choose_lane(at, writer, grant.ttl, &doomed)?;
-
-        let mut closing = Closing::default();
-        for id in older {
-            self.close_claim(at, id, &mut closing);
-        }
-        for lane in doomed {
-            self.kill_lane(at, lane, &mut closing);
-        }
+        let older = self.older(place, token, &span)?;
+        let lane = self.choose_lane(at, writer, grant.ttl, &older.lanes)?;
+        let closing = self.fence(at, older);
         let opens = lane.is_none();
         let lane = lane.unwrap_or_else(|| self.open_lane(at, writer));
         let on = self.lanes.get_mut(&lane).expect("chosen among the open lanes that stay, or just opened");
         on.open.insert(grant.id);
         on.touched.insert(grant.id);
         let state = State::Open { closes_at: at.after(grant.ttl) };
-        let claim = Claim { grant: Arc::clone(grant), holder, token, span, lane: Some(lane), state };
+        self.take_on(Claim { grant: Arc::clone(grant), holder, token, span, lane: Some(lane), state });
+        Ok(ArmPlan::New { closing, lane, opens })
+    }
+
+    /// Arms a grant for what this node itself writes, and says what to close first. Once: a grant that is known is refused, so that no slot of
+    /// it is ever written twice.
+    ///
+    /// # Errors
+    /// [`ArmRefusal`]; then nothing changed.
+    pub fn arm_own(&mut self, at: NodeTime, grant: &Arc<Grant>) -> Result<Closing, ArmRefusal> {
+        let (holder, token, span) = self.admit(grant)?;
+        if self.claim(grant.id).is_some() {
+            return Err(ArmRefusal::Closed { grant: grant.id });
+        }
+        let older = self.older((holder.region.index, holder.extent), token, &span)?;
+        let closing = self.fence(at, older);
+        let state = State::Open { closes_at: at.after(grant.ttl) };
+        self.take_on(Claim { grant: Arc::clone(grant), holder, token, span, lane: None, state });
+        self.own.insert(grant.id);
+        Ok(closing)
+    }
+
+    /// Where this node may write `slot` of a grant that it armed for itself; none if it may not any more.
+    #[must_use]
+    pub fn own_slot(&self, grant: GrantId, slot: SlotIndex) -> Option<Offset> {
+        let claim = self.own.contains(&grant).then(|| self.claim(grant))??;
+        claim.grant.offset(&claim.holder, slot)
+    }
+
+    /// The claims that a grant with `token` over `span` closes, and the lanes.
+    fn older(&self, place: (RegionIndex, ExtentIndex), token: Token, span: &Range<u64>) -> Result<Older, ArmRefusal> {
+        let claims = match self.extent(place) {
+            Some(extent) => extent.older_than(token, span)?,
+            None => Vec::new(),
+        };
+        let lanes = claims.iter().filter_map(|id| self.claim(*id)?.lane).collect();
+        Ok(Older { claims, lanes })
+    }
+
+    /// Closes what is older.
+    fn fence(&mut self, at: NodeTime, older: Older) -> Closing {
+        let mut closing = Closing::default();
+        for id in older.claims {
+            self.close_claim(at, id, &mut closing);
+        }
+        for lane in older.lanes {
+            self.kill_lane(at, lane, &mut closing);
+        }
+        closing
+    }
+
+    /// A new claim is here; what it covers is forgotten.
+    fn take_on(&mut self, claim: Claim) {
+        let (id, place) = (claim.grant.id, (claim.holder.region.index, claim.holder.extent));
         let region = self.regions.get_mut(&place.0).expect("admitted, so the region has a life");
         let extent = region.extents.entry(place.1).or_default();
-        extent.lend = extent.lend.max(token.lend);
+        extent.lend = extent.lend.max(claim.token.lend);
         for covered in extent.covered_by(&claim) {
             extent.claims.remove(&covered);
             self.places.remove(&covered);
         }
-        extent.claims.insert(grant.id, claim);
-        self.places.insert(grant.id, place);
-        Ok(ArmPlan::New { closing, lane, opens })
+        extent.claims.insert(id, claim);
+        self.places.insert(id, place);
     }
 
     /// The writer is done with `grant`. Closing it again changes nothing.
@@ -338,7 +391,7 @@ impl Claims {
     /// Claims that are open.
     #[must_use]
     pub fn open_claims(&self) -> usize {
-        self.lanes.values().map(|lane| lane.open.len()).sum()
+        self.lanes.values().map(|lane| lane.open.len()).sum::<usize>() + self.own.len()
     }
 
     /// Lanes that are open.
@@ -416,7 +469,10 @@ impl Claims {
             return;
         }
         claim.state = State::Closed { at, with_lane: false };
-        let lane = claim.lane.expect("an open claim has an open lane");
+        let Some(lane) = claim.lane else {
+            assert!(self.own.remove(&id), "an open claim has an open lane, or is this node's own");
+            return;
+        };
         closing.claims.push((lane, id));
         let on = self.lanes.get_mut(&lane).expect("a claim names its lane while that is open");
         on.open.remove(&id);
@@ -484,7 +540,13 @@ impl Claims {
         for (id, claim) in claims {
             let open = matches!(claim.state, State::Open { .. });
             let on = claim.lane.map(|lane| self.lanes.get(&lane).expect("a claim names open lanes only"));
-            assert_eq!(open, on.is_some_and(|lane| lane.open.contains(id)), "open claims are open on their lane");
+            let on_lane = on.is_some_and(|lane| lane.open.contains(id));
+            assert!(!(on_lane && self.own.contains(id)), "what this node writes needs no lane");
+            assert_eq!(
+                open,
+                on_lane || self.own.contains(id),
+                "open claims are open on their lane, or this node's own"
+            );
             assert!(on.is_none_or(|lane| lane.touched.contains(id)), "a lane knows who was on it");
         }
         for lane in self.lanes.values() {
@@ -492,6 +554,7 @@ impl Claims {
             assert!(lane.open.is_subset(&lane.touched), "open claims were armed");
         }
         assert!(self.lanes.len() <= self.lanes_max, "lanes are capped");
+        assert!(self.own.iter().all(|id| self.places.contains_key(id)), "own claims are known");
     }
 }
 

@@ -229,13 +229,65 @@ fn voiding_a_region_closes_every_lane_that_reaches_it_and_forgets_its_claims() {
     assert_eq!((claims.open_lanes(), claims.known_claims()), (0, 0));
 }
 
+#[test]
+fn what_the_node_writes_itself_closes_older_claims_with_their_lanes_and_is_closed_by_newer_ones() {
+    let mut claims = claims();
+    let (lane, _) = new_lane(arm(&mut claims, at(0), &grant(1, 1, 1, 0, 0, 4)));
+    let own = grant(2, 1, 9, 0, 3, 4);
+    let closing = claims.arm_own(at(1), &own).unwrap();
+    claims.check();
+    assert_eq!(closing, Closing { claims: vec![(lane, id(1))], lanes: vec![lane] });
+    assert_eq!((claims.open_claims(), claims.open_lanes()), (1, 0));
+    assert_eq!(claims.own_slot(id(2), SlotIndex(1)), Some(Offset(4 * SLOT)));
+    assert_eq!(claims.own_slot(id(2), SlotIndex(4)), None, "the slab has no such slot");
+    assert_eq!(claims.own_slot(id(1), SlotIndex(0)), None, "that one is a writer's");
+    // Lower and equal tokens, and the same one again, are refused.
+    assert_eq!(claims.arm_own(at(2), &own), Err(ArmRefusal::Closed { grant: id(2) }));
+    assert!(matches!(claims.arm_own(at(2), &grant(1, 1, 9, 0, 4, 1)), Err(ArmRefusal::Closed { .. })));
+    let (_, closing) = new_lane(arm(&mut claims, at(3), &grant(3, 1, 1, 0, 6, 4)));
+    assert!(closing.is_empty(), "there is no lane to close");
+    assert_eq!(claims.own_slot(id(2), SlotIndex(0)), None, "not one byte more, also beside what was taken");
+    let left = claims.confirmable(id(2), writer(9)).unwrap();
+    assert!(left.slot(SlotIndex(0)).is_ok(), "what was whole before counts");
+    assert!(matches!(left.slot(SlotIndex(3)), Err(ConfirmRefusal::Superseded { .. })));
+    assert_eq!(arm(&mut claims, at(3), &own).unwrap_err(), ArmRefusal::Closed { grant: id(2) });
+}
+
+#[test]
+fn what_the_node_writes_itself_ends_with_its_time_its_close_and_its_regions_life() {
+    for end in 0..3 {
+        let mut claims = claims();
+        let own = grant(1, 1, 9, 0, 0, 4);
+        assert!(claims.arm_own(at(0), &own).unwrap().is_empty());
+        match end {
+            0 => assert!(claims.expire(at(30)).is_empty()),
+            1 => assert!(claims.close(at(1), id(1), writer(9)).unwrap().is_empty()),
+            _ => assert!(claims.void(at(1), REGION).is_empty()),
+        }
+        claims.check();
+        assert_eq!((claims.own_slot(id(1), SlotIndex(0)), claims.open_claims()), (None, 0), "{end}");
+    }
+}
+
 /// What happens to a node, in any order.
 #[derive(Clone, Debug)]
 enum Event {
-    Arm { nth: usize },
-    Close { nth: usize },
-    Pass { seconds: u64 },
-    Force { nth: usize },
+    Arm {
+        nth: usize,
+    },
+    /// For the node itself.
+    ArmOwn {
+        nth: usize,
+    },
+    Close {
+        nth: usize,
+    },
+    Pass {
+        seconds: u64,
+    },
+    Force {
+        nth: usize,
+    },
 }
 
 /// Grants as shards give them: one name, one content.
@@ -252,6 +304,7 @@ fn grants() -> impl Strategy<Value = Vec<Arc<Grant>>> {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => any::<usize>().prop_map(|nth| Event::Arm { nth }),
+        3 => any::<usize>().prop_map(|nth| Event::ArmOwn { nth }),
         2 => any::<usize>().prop_map(|nth| Event::Close { nth }),
         2 => (1u64..40).prop_map(|seconds| Event::Pass { seconds }),
         1 => any::<usize>().prop_map(|nth| Event::Force { nth }),
@@ -269,7 +322,8 @@ struct Past {
     token: Token,
     extent: ExtentIndex,
     span: Range<u64>,
-    lane: LaneId,
+    /// None if the node itself writes.
+    lane: Option<LaneId>,
     open: bool,
     closed_at: NodeTime,
 }
@@ -280,7 +334,8 @@ impl History {
             assert!(self.open_lanes.remove(lane), "closed a lane that is not open");
         }
         for past in &mut self.armed {
-            let gone = closing.claims.iter().any(|(_, id)| *id == past.grant.id) || closing.lanes.contains(&past.lane);
+            let gone = closing.claims.iter().any(|(_, id)| *id == past.grant.id)
+                || past.lane.is_some_and(|lane| closing.lanes.contains(&lane));
             if gone && past.open {
                 past.open = false;
                 past.closed_at = now;
@@ -300,19 +355,24 @@ impl History {
         match plan {
             Ok(ArmPlan::Again { lane }) => {
                 let known = known.expect("armed before");
-                assert!(known.open && known.lane == lane && known.grant == *grant);
+                assert!(known.open && known.lane == Some(lane) && known.grant == *grant);
             }
             Ok(ArmPlan::New { closing, lane, opens }) => {
                 assert!(known.is_none(), "a grant is armed once");
                 assert!(!lent_again && !not_above, "armed below a higher token");
                 self.close(now, &closing);
+                for past in &mut self.armed {
+                    if past.open && past.lane.is_none() && past.extent == extent && overlap(&past.span, &span) {
+                        (past.open, past.closed_at) = (false, now);
+                    }
+                }
                 assert_eq!(opens, self.open_lanes.insert(lane), "opens exactly the lanes that are not open");
                 self.armed.push(Past {
                     grant: Arc::clone(grant),
                     token,
                     extent,
                     span,
-                    lane,
+                    lane: Some(lane),
                     open: true,
                     closed_at: now,
                 });
@@ -321,10 +381,31 @@ impl History {
             Err(refusal) => {
                 let floor = in_extent()
                     .any(|past| !past.open && past.token >= token && now.since(past.closed_at) >= CLOSED_KEPT);
-                let live = known.is_some_and(|past| past.open && past.grant == *grant);
+                let live = known.is_some_and(|past| past.open && past.lane.is_some() && past.grant == *grant);
                 assert!(!live, "a live grant was refused: {refusal}");
                 assert!(known.is_some() || lent_again || not_above || floor, "refused without a reason: {refusal}");
             }
+        }
+    }
+    fn judge_own(&mut self, now: NodeTime, grant: &Arc<Grant>, closing: Result<Closing, ArmRefusal>) {
+        let holder = grant.holders[0];
+        let (token, span, extent) = (grant.token(&holder), grant.span(&holder), holder.extent);
+        match closing {
+            Ok(closing) => {
+                assert!(self.armed.iter().all(|past| past.grant.id != grant.id), "a grant is armed once");
+                assert!(self.over(extent, &span).all(|past| past.token < token), "armed below a higher token");
+                self.close(now, &closing);
+                // An older claim without a lane has nothing to carry out.
+                for past in &mut self.armed {
+                    if past.open && past.lane.is_none() && past.extent == extent && overlap(&past.span, &span) {
+                        (past.open, past.closed_at) = (false, now);
+                    }
+                }
+                let (grant, lane, open) = (Arc::clone(grant), None, true);
+                self.armed.push(Past { grant, token, extent, span, lane, open, closed_at: now });
+            }
+            Err(_) if self.armed.iter().any(|past| past.grant.id == grant.id) => {}
+            Err(refusal) => self.judge_arm(now, grant, Err(refusal)),
         }
     }
     fn judge(&self, claims: &Claims, now: NodeTime) {
@@ -332,8 +413,13 @@ impl History {
             let later: Vec<&Past> = self.over(one.extent, &one.span).filter(|other| other.token > one.token).collect();
             if !later.is_empty() {
                 assert!(!one.open, "two open claims overlap");
-                assert!(!self.open_lanes.contains(&one.lane), "an earlier writer's lane can reach a later one's bytes");
+                assert!(
+                    one.lane.is_none_or(|lane| !self.open_lanes.contains(&lane)),
+                    "an earlier writer's lane can reach a later one's bytes"
+                );
             }
+            let writes = claims.own_slot(one.grant.id, SlotIndex(0)).is_some();
+            assert_eq!(writes, one.open && one.lane.is_none(), "the node writes exactly while its claim is open");
             let said = claims.confirmable(one.grant.id, one.grant.writer);
             let covered = later.iter().any(|by| by.span.start <= one.span.start && one.span.end <= by.span.end);
             let old = !one.open && now.since(one.closed_at) >= CLOSED_KEPT;
@@ -369,9 +455,18 @@ proptest! {
                     let plan = claims.arm(now, grant, grant.writer);
                     history.judge_arm(now, grant, plan);
                 }
+                Event::ArmOwn { nth } => {
+                    let grant = &grants[nth % grants.len()];
+                    let closing = claims.arm_own(now, grant);
+                    history.judge_own(now, grant, closing);
+                }
                 Event::Close { nth } if !history.armed.is_empty() => {
-                    let past = &history.armed[nth % history.armed.len()];
+                    let nth = nth % history.armed.len();
+                    let past = &mut history.armed[nth];
                     let closing = claims.close(now, past.grant.id, past.grant.writer).unwrap_or_default();
+                    if past.open && past.lane.is_none() {
+                        (past.open, past.closed_at) = (false, now);
+                    }
                     history.close(now, &closing);
                 }
                 Event::Force { nth } if !history.open_lanes.is_empty() => {
@@ -382,6 +477,11 @@ proptest! {
                 Event::Pass { seconds } => {
                     now = now.after(Duration::from_secs(seconds));
                     let closing = claims.expire(now);
+                    for past in history.armed.iter_mut().filter(|past| past.open && past.lane.is_none()) {
+                        if now >= past.closed_at.after(past.grant.ttl) {
+                            (past.open, past.closed_at) = (false, now);
+                        }
+                    }
                     history.close(now, &closing);
                 }
                 Event::Close { .. } | Event::Force { .. } => {}

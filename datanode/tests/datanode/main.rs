@@ -6,5 +6,6 @@ mod arms;
 mod commits;
 mod keys;
 mod lives;
+mod moves;
 mod rotations;
 mod support;

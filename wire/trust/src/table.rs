@@ -35,6 +35,7 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.DataNode/Arm", &[Writer]),
     ("/quarry.v1.DataNode/Commit", &[Writer]),
     ("/quarry.v1.DataNode/Confirm", &[DataNode]),
+    ("/quarry.v1.DataNode/MoveCopies", &[Meta]),
     ("/quarry.v1.DataNode/Close", &[Writer]),
     ("/quarry.v1.DataNode/RegionRecord", &[Reader, Writer]),
     ("/quarry.v1.DataNode/RotateRegion", &[Admin]),
