@@ -15,11 +15,14 @@ const PAGE: &str = "docs/performance.md";
 #[derive(Args, Debug)]
 pub(crate) struct FiguresArgs {
     /// Benches to run; each has its table.
-    #[arg(value_name = "BENCH", default_values = ["fabric", "small", "meta", "calls"])]
+    #[arg(value_name = "BENCH", default_values = ["fabric", "small", "meta", "calls", "lifecycle"])]
     benches: Vec<String>,
     /// Counted seconds of each side of a case.
     #[arg(long, default_value = "1")]
     seconds: String,
+    /// Python interpreter that has Mooncake's package, for bench lifecycle; `cargo xtask peers` makes one.
+    #[arg(long, value_name = "PYTHON")]
+    mooncake: Option<PathBuf>,
 }
 
 /// Why the page is as it was.
@@ -53,6 +56,9 @@ pub(crate) fn run(repository: &Path, args: &FiguresArgs) -> Result<String, Figur
     for bench in &args.benches {
         let mut command = Command::new(target.join("release/quarry"));
         command.args(["bench", bench, "--markdown", "--seconds", &args.seconds]).stderr(Stdio::inherit());
+        if let Some(python) = &args.mooncake {
+            command.arg("--mooncake").arg(python);
+        }
         let missing = |source| FiguresError::Missing { bench: bench.clone(), source };
         let output = command.output().map_err(missing)?;
         if !output.status.success() {

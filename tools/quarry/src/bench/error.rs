@@ -51,6 +51,8 @@ pub(crate) enum BenchError {
     Random(IdentityError),
     #[error("redis-server: expected {expected}, found {found}")]
     Redis { expected: String, found: String },
+    #[error("Mooncake: expected {expected}, found {found}")]
+    Mooncake { expected: String, found: String },
     #[error("a call of the control plane: {0}")]
     Lab(#[from] super::meta::LabError),
     #[error("{what}: {source}")]

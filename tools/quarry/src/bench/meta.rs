@@ -6,8 +6,8 @@
 //! `fdatasync` each, one after the other; their ratio says how much one of those carries. That of resolves is the smallest call to the
 //! same leader.
 
-mod lab;
-mod probe;
+pub(super) mod lab;
+pub(super) mod probe;
 
 use super::{
     Session,
@@ -25,7 +25,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{sync::Barrier, task::JoinSet, time::Instant};
 
 /// Entries of a commit, keys of a resolve.
-const BATCH: usize = 100;
+pub(super) const BATCH: usize = 100;
 /// Callers at once.
 const CALLERS: [usize; 3] = [1, 16, 64];
 /// Batches in a full slab.
@@ -325,6 +325,16 @@ async fn commits_of(writer: &mut Writer, batches: usize) -> Result<Vec<v1::Commi
     Ok(requests)
 }
 
+/// Writes and commits so many batches; answers the keys of each.
+pub(super) async fn written(writer: &mut Writer, batches: usize) -> Result<Vec<Vec<Bytes>>, LabError> {
+    let mut keys = Vec::with_capacity(batches);
+    for request in commits_of(writer, batches).await? {
+        keys.push(keys_of(std::slice::from_ref(&request)));
+        writer.commit(request).await?;
+    }
+    Ok(keys)
+}
+
 fn keys_of(requests: &[v1::CommitRequest]) -> Vec<Bytes> {
     requests.iter().flat_map(|request| &request.entries).map(|entry| entry.key.clone()).collect()
 }
@@ -347,11 +357,7 @@ impl Resolves {
     ) -> Result<Self, BenchError> {
         let mut crowd = Crowd::gather(lab, callers, copies).await?;
         let writer = crowd.writers.first_mut().expect("there is a caller");
-        let mut asked = Vec::with_capacity(RESOLVED_BATCHES);
-        for request in commits_of(writer, RESOLVED_BATCHES).await? {
-            asked.push(keys_of(std::slice::from_ref(&request)));
-            writer.commit(request).await?;
-        }
+        let mut asked = written(writer, RESOLVED_BATCHES).await?;
         if shuffled {
             // Every question has one key of every batch.
             asked = (0..BATCH).map(|key| asked.iter().map(|batch| batch[key].clone()).collect()).collect();

@@ -7,9 +7,11 @@
 mod calls;
 mod error;
 mod fabric;
+mod lifecycle;
 pub(crate) mod machine;
 mod measure;
 mod meta;
+mod mooncake;
 mod raw;
 mod redis;
 mod report;
@@ -40,6 +42,8 @@ pub(crate) enum Which {
     Small,
     /// The calls by which other stores are measured.
     Calls,
+    /// What signatures, leases and pins cost.
+    Lifecycle,
     /// Everything.
     All,
 }
@@ -58,6 +62,9 @@ pub(crate) struct BenchArgs {
     /// Folder below which the cluster is made: its file system is what the meta nodes sync to. By default the one for temporary files.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Python interpreter of an environment that has Mooncake's package: bench lifecycle compares itself with its existence checks.
+    #[arg(long, value_name = "PYTHON")]
+    mooncake: Option<PathBuf>,
     /// Little memory and small calls: to try the bench, not the machine.
     #[arg(long, hide = true)]
     tiny: bool,
@@ -96,6 +103,7 @@ async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
         pace: Pace { side: args.seconds },
         tiny: args.tiny,
         filter: args.filter.clone(),
+        mooncake: args.mooncake.clone(),
         known: Vec::new(),
         rows: Vec::new(),
     };
@@ -111,6 +119,9 @@ async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
     }
     if wanted(Which::Calls) {
         calls::run(&mut session).await?;
+    }
+    if wanted(Which::Lifecycle) {
+        lifecycle::run(&mut session).await?;
     }
     if session.rows.is_empty() {
         let known = session.known.join(", ");
@@ -128,6 +139,8 @@ struct Session {
     /// Whether memory is to be spared.
     tiny: bool,
     filter: Option<String>,
+    /// The interpreter that has Mooncake's package.
+    mooncake: Option<PathBuf>,
     /// Every case that was asked about.
     known: Vec<String>,
     rows: Vec<Row>,
@@ -175,6 +188,7 @@ mod tests {
             pace: Pace { side: Duration::from_secs(1) },
             tiny: true,
             filter: Some("get".to_owned()),
+            mooncake: None,
             known: Vec::new(),
             rows: Vec::new(),
         };

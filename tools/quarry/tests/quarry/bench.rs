@@ -121,3 +121,22 @@ fn the_bench_of_the_control_plane_measures_grants_commits_and_resolves() {
         assert!(names.contains(&case), "no {case} in {names:?}");
     }
 }
+
+#[test]
+fn the_bench_of_the_lifecycle_measures_signatures_leases_and_pins_and_says_where_there_is_no_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = rows(dir.path(), &["lifecycle"]);
+    let expected = [
+        "signature/sign/of100",
+        "signature/check/of100",
+        "lease/resolve100",
+        "pin/100/pin+release",
+        "peer/resolve100",
+        "peer/exists100",
+    ];
+    for case in expected {
+        assert!(names(&rows).contains(&case), "no {case} in {:?}", names(&rows));
+    }
+    let peer = rows.iter().find(|row| row["case"] == "peer/exists100").unwrap();
+    assert!(peer["reference"].as_str().unwrap().contains("--mooncake") && peer["ratio"].is_null(), "{peer}");
+}

@@ -46,7 +46,7 @@ const REGION_BYTES: u64 = 1 << 30;
 /// Bytes of payload in each slot: what is measured here does not depend on them.
 const PAYLOAD_BYTES: usize = 64;
 /// Bytes of every key.
-pub(super) const KEY_BYTES: usize = 24;
+pub(in crate::bench) const KEY_BYTES: usize = 24;
 
 type Link = InterceptedService<Channel, Announce>;
 
@@ -68,7 +68,7 @@ pub(crate) enum LabError {
 }
 
 impl LabError {
-    fn unexpected(what: &'static str, expected: impl ToString, found: impl ToString) -> Self {
+    pub(in crate::bench) fn unexpected(what: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Unexpected { what, expected: expected.to_string(), found: found.to_string() }
     }
     fn call(call: &'static str) -> impl FnOnce(Status) -> Self {
@@ -77,8 +77,8 @@ impl LabError {
 }
 
 /// A cluster to measure.
-pub(super) struct Lab {
-    pub(super) stage: Stage,
+pub(in crate::bench) struct Lab {
+    pub(in crate::bench) stage: Stage,
     leader: String,
     nodes: BTreeMap<NodeId, String>,
     /// A namespace for each number of copies.
@@ -88,7 +88,7 @@ pub(super) struct Lab {
 
 impl Lab {
     /// Three meta nodes and two data nodes as processes, and a namespace with one copy and one with two.
-    pub(super) async fn start(dir: &Path) -> Result<Self, BenchError> {
+    pub(in crate::bench) async fn start(dir: &Path) -> Result<Self, BenchError> {
         let stage = Stage::start(dir, 2, REGION_BYTES).await?;
         let cluster = stage.cluster();
         let leader = cluster.address(cluster.leader(FIRST_SHARD, READY).await?);
@@ -109,7 +109,7 @@ impl Lab {
     }
 
     /// A writer with connections of its own, opened.
-    pub(super) async fn writer(&self, copies: u8) -> Result<Writer, BenchError> {
+    pub(in crate::bench) async fn writer(&self, copies: u8) -> Result<Writer, BenchError> {
         let trust = self.stage.cluster().trust();
         let mut control = ControlClient::with_interceptor(channel(trust, Expect::META, &self.leader).await?, Announce)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -132,7 +132,7 @@ impl Lab {
     }
 
     /// Every process of the cluster, under what it is to a commit.
-    pub(super) async fn processes(&self) -> Result<Vec<(&'static str, u32)>, BenchError> {
+    pub(in crate::bench) async fn processes(&self) -> Result<Vec<(&'static str, u32)>, BenchError> {
         let cluster = self.stage.cluster();
         let leader = cluster.leader(FIRST_SHARD, READY).await?;
         let role = |member: Member| match member {
@@ -145,7 +145,7 @@ impl Lab {
     }
 
     /// Ends all processes.
-    pub(super) async fn end(self) -> Result<(), BenchError> {
+    pub(in crate::bench) async fn end(self) -> Result<(), BenchError> {
         self.stage.end().await
     }
 }
@@ -174,14 +174,14 @@ fn random() -> u64 {
 }
 
 /// A grant that was armed and written in full.
-pub(super) struct Written {
+pub(in crate::bench) struct Written {
     grant: Grant,
     entries: Vec<v1::CommitEntry>,
 }
 
 /// One writer.
-pub(super) struct Writer {
-    pub(super) control: ControlClient<Link>,
+pub(in crate::bench) struct Writer {
+    pub(in crate::bench) control: ControlClient<Link>,
     nodes: BTreeMap<NodeId, DataNodeClient<Link>>,
     provider: Provider,
     id: WriterId,
@@ -194,12 +194,12 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Who it is.
-    pub(super) fn id(&self) -> [u8; 16] {
+    pub(in crate::bench) fn id(&self) -> [u8; 16] {
         self.id.0
     }
 
     /// Asks for a slab.
-    pub(super) async fn grant(&mut self, slots: u32, ttl: Duration) -> Result<(Grant, Bytes), LabError> {
+    pub(in crate::bench) async fn grant(&mut self, slots: u32, ttl: Duration) -> Result<(Grant, Bytes), LabError> {
         let slot_size = frame::slot_size(KEY_BYTES, PAYLOAD_BYTES as u64).expect("a small frame fits in a slot");
         let request = v1::GrantRequest {
             shard: FIRST_SHARD,
@@ -220,7 +220,7 @@ impl Writer {
     }
 
     /// Gets a slab of `slots` slots and fills all of it on all its holders, under new keys.
-    pub(super) async fn write(&mut self, slots: u32, ttl: Duration) -> Result<Written, LabError> {
+    pub(in crate::bench) async fn write(&mut self, slots: u32, ttl: Duration) -> Result<Written, LabError> {
         let (grant, signed) = self.grant(slots, ttl).await?;
         if grant.slots.0 < slots {
             return Err(LabError::unexpected("slots of a slab", slots, grant.slots.0));
@@ -280,7 +280,7 @@ impl Writer {
     }
 
     /// Commits what was written, through the first holder.
-    pub(super) async fn commit(&mut self, request: v1::CommitRequest) -> Result<(), LabError> {
+    pub(in crate::bench) async fn commit(&mut self, request: v1::CommitRequest) -> Result<(), LabError> {
         let node = NodeId(request.written.first().copied().unwrap_or_default());
         let count = request.entries.len();
         let reply =
@@ -295,7 +295,7 @@ impl Writer {
     }
 
     /// The commits of a slab, `batch` slots each.
-    pub(super) fn commits(&self, written: &Written, batch: usize) -> Vec<v1::CommitRequest> {
+    pub(in crate::bench) fn commits(&self, written: &Written, batch: usize) -> Vec<v1::CommitRequest> {
         let request = |entries: &[v1::CommitEntry]| v1::CommitRequest {
             grant: Some(written.grant.id.into()),
             writer: Bytes::copy_from_slice(&self.id.0),
@@ -306,7 +306,11 @@ impl Writer {
     }
 
     /// Asks where keys are, with a lease or without.
-    pub(super) async fn resolve(&mut self, keys: Vec<Bytes>, lease: Duration) -> Result<v1::ResolveReply, LabError> {
+    pub(in crate::bench) async fn resolve(
+        &mut self,
+        keys: Vec<Bytes>,
+        lease: Duration,
+    ) -> Result<v1::ResolveReply, LabError> {
         let count = keys.len();
         let request = v1::ResolveRequest {
             shard: FIRST_SHARD,
@@ -326,8 +330,38 @@ impl Writer {
         Err(LabError::unexpected("keys resolved", format!("{count} under a lease of {lease:?}"), found))
     }
 
+    /// Asks which of these keys exist: all must.
+    pub(in crate::bench) async fn exists(&mut self, keys: Vec<Bytes>) -> Result<(), LabError> {
+        let count = keys.len();
+        let request = v1::ExistsRequest { shard: FIRST_SHARD, namespace: self.namespace, keys, seen: self.seen };
+        let reply = self.control.exists(with_deadline(request)).await.map_err(LabError::call("Exists"))?.into_inner();
+        let found: usize = reply.present.iter().map(|byte| byte.count_ones() as usize).sum();
+        if found == count { Ok(()) } else { Err(LabError::unexpected("keys that exist", count, found)) }
+    }
+
+    /// Pins the values of these keys and lets go of them again.
+    pub(in crate::bench) async fn pin(&mut self, keys: Vec<Bytes>, duration: Duration) -> Result<(), LabError> {
+        let owner = Bytes::copy_from_slice(&self.id.0);
+        let request = v1::PinRequest {
+            shard: FIRST_SHARD,
+            request: Some(v1::RequestId { applied_ms: self.applied_ms, random: random() }),
+            owner: owner.clone(),
+            namespace: self.namespace,
+            keys,
+            duration_ms: milliseconds(duration),
+            seen: self.seen,
+        };
+        let reply = self.control.pin(with_deadline(request)).await.map_err(LabError::call("Pin"))?.into_inner();
+        let pin = Some(reply.pin.ok_or_else(|| LabError::unexpected("a pin", "its number", "none"))?);
+        let release = v1::ReleasePinRequest { shard: FIRST_SHARD, owner, pin };
+        let reply = self.control.release_pin(with_deadline(release)).await.map_err(LabError::call("ReleasePin"))?;
+        let reply = reply.into_inner();
+        self.applied_ms = self.applied_ms.max(reply.applied_ms);
+        if reply.held { Ok(()) } else { Err(LabError::unexpected("the pin", "held until it was released", "gone")) }
+    }
+
     /// Takes keys away again, so that the next round finds the same room.
-    pub(super) async fn delete(&mut self, keys: &[Bytes]) -> Result<(), LabError> {
+    pub(in crate::bench) async fn delete(&mut self, keys: &[Bytes]) -> Result<(), LabError> {
         for keys in keys.chunks(quarry_wire::limits::KEYS_PER_CALL_MAX) {
             let item = |key: &Bytes| v1::DeleteItem { key: key.clone(), expected: None };
             let request = v1::DeleteRequest {
@@ -344,7 +378,7 @@ impl Writer {
     }
 
     /// The smallest call that the leader answers.
-    pub(super) async fn bare_call(&mut self) -> Result<(), LabError> {
+    pub(in crate::bench) async fn bare_call(&mut self) -> Result<(), LabError> {
         let request = v1::DescribeRequest { seen: self.seen };
         self.control.describe(with_deadline(request)).await.map_err(LabError::call("Describe"))?;
         Ok(())

@@ -17,7 +17,7 @@ const APPENDS_PER_FILE: usize = 4096;
 const TICKS: u32 = 100;
 
 /// Appends to a file of `dir`, each on the medium before the next, for about `time`. Blocks.
-pub(super) fn appends(dir: &Path, time: Duration) -> Result<Round, BenchError> {
+pub(in crate::bench) fn appends(dir: &Path, time: Duration) -> Result<Round, BenchError> {
     let path = dir.join("appends");
     let wrong = |source| BenchError::Folder { path: path.clone(), source };
     let block = vec![0x5a; APPEND_BYTES];
@@ -40,16 +40,16 @@ pub(super) fn appends(dir: &Path, time: Duration) -> Result<Round, BenchError> {
 
 /// What some processes have used since they began.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Used {
+pub(in crate::bench) struct Used {
     /// Time on a processor.
-    pub(super) cpu: Duration,
+    pub(in crate::bench) cpu: Duration,
     /// Bytes handed to the disk.
-    pub(super) written: u64,
+    pub(in crate::bench) written: u64,
 }
 
 impl Used {
     /// What a process has used until now.
-    pub(super) fn by(pid: u32) -> Result<Self, BenchError> {
+    pub(in crate::bench) fn by(pid: u32) -> Result<Self, BenchError> {
         let read = |name: &str| {
             let path = format!("/proc/{pid}/{name}");
             fs::read_to_string(&path).map_err(BenchError::io(path))
@@ -70,11 +70,11 @@ impl Used {
         }
     }
 
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(in crate::bench) fn since(self, before: Self) -> Self {
         Self { cpu: self.cpu.saturating_sub(before.cpu), written: self.written.saturating_sub(before.written) }
     }
 
-    pub(super) fn and(self, other: Self) -> Self {
+    pub(in crate::bench) fn and(self, other: Self) -> Self {
         Self { cpu: self.cpu + other.cpu, written: self.written + other.written }
     }
 }
