@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-const SCRIPT: &str = include_str!("mooncake.py");
+const SCRIPT: &str = include_str!("mooncake_existence.py");
 /// How long its servers may take to start.
 const READY: Duration = Duration::from_secs(60);
 /// How long a round may take beyond its own time.
@@ -42,7 +42,7 @@ struct Pipes {
 impl Mooncake {
     /// Starts it with this interpreter; its logs go to `dir`.
     pub(super) async fn start(python: &Path, dir: &Path) -> Result<Self, BenchError> {
-        let script: PathBuf = dir.join("mooncake.py");
+        let script: PathBuf = dir.join("mooncake_existence.py");
         std::fs::write(&script, SCRIPT).map_err(|source| BenchError::Folder { path: script.clone(), source })?;
         let mut command = std::process::Command::new(python);
         command.arg(&script).arg(dir).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
