@@ -33,7 +33,7 @@ pub(crate) fn plan(state: &Shard, at: LogTime, wishes: &[GrantWish]) -> Vec<Resu
         .iter()
         .map(|wish| {
             let planner = planners.entry(&wish.avoid).or_insert_with(|| state.planner(at, &wish.avoid));
-            planner.grant(wish.meta, wish.asked.clone()).map_err(|why| refused(why, &wish.asked))
+            planner.grant(wish.meta, wish.asked.clone()).map_err(|why| refused(why, &wish.asked, state))
         })
         .collect()
 }
@@ -51,9 +51,8 @@ pub(crate) const fn overtaken(refusal: &GrantRefusal) -> bool {
     )
 }
 
-/// The refusal in the words of the protocol.
-pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest) -> Refusal {
-    let slab = u64::from(wanted.slots.0) * u64::from(wanted.slot_size.0);
+/// The refusal in the words of the protocol; `state` knows the names.
+pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shard) -> Refusal {
     match refusal {
         GrantRefusal::Request(refusal) => request_refused(refusal),
         GrantRefusal::UnknownNamespace { namespace, .. } => {
@@ -76,19 +75,22 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest) -> Refusal {
             retry_after_ms: millis(door::RETRY),
         }),
         GrantRefusal::NoSpace { retry_after, .. } => Refusal::NoSpace(v1::NoSpace {
-            resource: format!("memory ({refusal})"),
+            resource: format!("memory of data nodes ({refusal})"),
             retry_after_ms: retry_after.map_or(0, millis),
-            needed_bytes: slab,
-            free_bytes: 0,
+            needed_bytes: u64::from(wanted.slot_size.0),
+            free_bytes: state.room().values().map(|room| room.free).sum(),
             terminal: retry_after.is_none(),
         }),
-        GrantRefusal::Quota { limit, used, asked } => Refusal::NoSpace(v1::NoSpace {
-            resource: "the namespace's quota".to_owned(),
-            retry_after_ms: 0,
-            needed_bytes: asked,
-            free_bytes: limit.saturating_sub(used),
-            terminal: true,
-        }),
+        GrantRefusal::Quota { limit, used, asked, comes_back } => {
+            let name = state.namespace(wanted.namespace).map_or_else(String::new, |known| known.name.clone());
+            Refusal::NoSpace(v1::NoSpace {
+                resource: format!("quota of namespace {name} ({refusal})"),
+                retry_after_ms: if comes_back { millis(door::RETRY) } else { 0 },
+                needed_bytes: asked,
+                free_bytes: limit.saturating_sub(used),
+                terminal: !comes_back,
+            })
+        }
         GrantRefusal::Holders { .. }
         | GrantRefusal::SameNode { .. }
         | GrantRefusal::NotLent { .. }

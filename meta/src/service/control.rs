@@ -204,24 +204,38 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
         slots: SlotCount(asked.slots),
         ttl,
     };
-    let (grant, applied_ms) = loop {
-        let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), avoid: core.avoided(&asked.avoid) };
+    let granted = plan_grant(core, shard, &wanted, &asked.avoid, deadline).await;
+    let (grant, applied_ms) = granted?;
+    let signed = sign(core, grant);
+    metrics::granted(shard.id);
+    Ok(v1::GrantReply { grant: signed.into(), applied_ms, changes: core.changes(asked.seen) })
+}
+
+/// The grant, and the log time of its entry.
+async fn plan_grant(
+    core: &Core,
+    shard: &HostedShard,
+    wanted: &GrantRequest,
+    unreachable: &[u64],
+    deadline: Instant,
+) -> Result<(Grant, u64), Refusal> {
+    loop {
+        let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), avoid: core.avoided(unreachable) };
         let done = shard.hosted.plan(wish, deadline).await?;
         match done.outcome {
-            ShardOutcome::Grant(Ok(grant)) => break (grant, done.at.0),
+            ShardOutcome::Grant(Ok(grant)) => return Ok((grant, done.at.0)),
             // Something applied in between took the place; plan again with what is so now.
             ShardOutcome::Grant(Err(refusal))
                 if grants::overtaken(&refusal) && Instant::now() + REPLAN_PAUSE < deadline =>
             {
                 sleep(REPLAN_PAUSE).await;
             }
-            ShardOutcome::Grant(Err(refusal)) => return Err(grants::refused(refusal, &wanted)),
+            ShardOutcome::Grant(Err(refusal)) => {
+                return Err(shard.hosted.read(|state| grants::refused(refusal, wanted, state)));
+            }
             other => return Err(strange(&other)),
         }
-    };
-    let signed = sign(core, grant);
-    metrics::granted(shard.id);
-    Ok(v1::GrantReply { grant: signed.into(), applied_ms, changes: core.changes(asked.seen) })
+    }
 }
 
 /// The grant with this node's signature. Whoever answers signs: the grant may have been proposed by an earlier leader.

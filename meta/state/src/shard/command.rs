@@ -7,7 +7,7 @@ use crate::{
 };
 use quarry_wire::{
     frame::FrameKind,
-    grant::Grant,
+    grant::{Class, Grant},
     ids::{
         CertificateSerial, ExtentId, FeedNumber, Generation, GrantId, LendNumber, NamespaceId, NodeId, PinId, RegionId,
         ShardId, SlotIndex, WriterId,
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// A command for a shard.
 ///
-/// Eviction, journaled copies and objects will be further variants, added at the end so that old entries keep their meaning.
+/// Journaled copies and objects will be further variants, added at the end so that old entries keep their meaning.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ShardCommand {
     /// Changes of the directory, as [`crate::Directory::feed_since`] gave them.
@@ -102,6 +102,11 @@ pub enum ShardCommand {
         /// The batches; those that are gone are left out.
         batches: Vec<Resigned>,
     },
+    /// Slabs of class `cache` are to go whole, to make room.
+    Evict {
+        /// The grants of the slabs, each evicted or refused on its own.
+        victims: Vec<GrantId>,
+    },
 }
 
 /// What became of a [`ShardCommand`], variant by variant.
@@ -137,6 +142,54 @@ pub enum ShardOutcome {
     Resign {
         /// The count.
         taken: u32,
+    },
+    /// Of `Evict`: one outcome per victim, in order.
+    Evict(Vec<Result<Evicted, EvictRefusal>>),
+}
+
+/// What went with a slab.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Values that are no more.
+    pub values: u32,
+    /// Bytes that rest now, all copies counted.
+    pub bytes: u64,
+}
+
+/// Why a slab was not evicted. Nothing of it was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum EvictRefusal {
+    /// There is no such slab: it never was, or went before.
+    #[error("there is no slab of the grant {grant}: it never was, or went before")]
+    UnknownSlab {
+        /// The grant named.
+        grant: GrantId,
+    },
+    /// Its values may not vanish.
+    #[error("the slab of the grant {grant} is of class {class:?}: only Cache is evicted")]
+    NotCache {
+        /// The grant named.
+        grant: GrantId,
+        /// Its class.
+        class: Class,
+    },
+    /// Its writer may still commit slots of it.
+    #[error("the grant {grant} is not over: its slab goes once it is closed or expired")]
+    StillGranted {
+        /// The grant named.
+        grant: GrantId,
+    },
+    /// A pin is on a value of it.
+    #[error("a pin is on a value of the slab of the grant {grant}: it goes once its pins ended")]
+    Pinned {
+        /// The grant named.
+        grant: GrantId,
+    },
+    /// None of its slots is a copy any more.
+    #[error("nothing is left in the slab of the grant {grant}")]
+    Empty {
+        /// The grant named.
+        grant: GrantId,
     },
 }
 
@@ -587,7 +640,10 @@ pub enum GrantRefusal {
         base: Offset,
     },
     /// The namespace has used up its share of this shard.
-    #[error("the namespace has {used} of its {limit} bytes in this shard in use, {asked} more were asked for")]
+    #[error(
+        "the namespace has {used} of its {limit} bytes in this shard in use, {asked} more were asked for{}",
+        if *.comes_back { "; values of it that were not read for long make room" } else { "" }
+    )]
     Quota {
         /// Its bytes in this shard.
         limit: u64,
@@ -595,6 +651,8 @@ pub enum GrantRefusal {
         used: u64,
         /// Bytes asked for, all copies counted.
         asked: u64,
+        /// Whether waiting helps: a namespace of class `cache` loses slabs of its own then.
+        comes_back: bool,
     },
     /// Enough nodes have the memory, but some of them are down or cannot be reached.
     #[error("a slab needs {needed} nodes, {found} have room and {silent} are down or cannot be reached")]
@@ -613,7 +671,8 @@ pub enum GrantRefusal {
         needed: u8,
         /// Nodes with room.
         found: u8,
-        /// When resting or granted space may be free again, counted from the leader's log time; none if nothing is coming back.
+        /// When space that rests, is granted or can be evicted may be free, counted from the leader's log time; none if nothing is coming
+        /// back.
         retry_after: Option<Duration>,
     },
 }

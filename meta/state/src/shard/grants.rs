@@ -17,7 +17,7 @@ use super::{
 use crate::{directory::Policy, requests::RequestRefusal};
 use quarry_wire::{
     frame::header_bytes,
-    grant::{Grant, GrantHolder, Purpose},
+    grant::{Class, Grant, GrantHolder, Purpose},
     ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
     limits::{EXTENT_BYTES, FRAME_ALIGN, GRANT_TTL_MAX, SLOTS_PER_SLAB_MAX},
     units::{LogTime, Offset, SlotCount, millis},
@@ -277,14 +277,19 @@ impl Shard {
 
     /// Whether `asked` more bytes are within the namespace's share of this shard, `planned` counted as used.
     pub(super) fn admit_quota(&self, namespace: NamespaceId, asked: u64, planned: u64) -> Result<(), GrantRefusal> {
-        let quota = self.namespaces.get(&namespace).and_then(|known| known.policy.quota_bytes);
-        let Some(quota) = quota else { return Ok(()) };
-        let limit = quota.div_ceil(u64::from(self.settings.shards));
+        let Some((limit, _)) = self.quota_of(namespace) else { return Ok(()) };
         let used = self.used.get(&namespace).copied().unwrap_or(0).saturating_add(planned);
         if used.saturating_add(asked) > limit {
-            return Err(GrantRefusal::Quota { limit, used, asked });
+            let is_cache = self.namespaces.get(&namespace).is_some_and(|known| known.policy.class == Class::Cache);
+            return Err(GrantRefusal::Quota { limit, used, asked, comes_back: is_cache && asked <= limit });
         }
         Ok(())
+    }
+
+    /// The namespace's share of this shard, and its copies; none if it has no quota.
+    pub(super) fn quota_of(&self, namespace: NamespaceId) -> Option<(u64, u8)> {
+        let policy = self.namespaces.get(&namespace)?.policy;
+        Some((policy.quota_bytes?.div_ceil(u64::from(self.settings.shards)), policy.copies))
     }
 
     pub(super) fn seal(&mut self, grant: GrantId, fill: SlotCount) -> Result<SlotCount, SealRefusal> {
@@ -344,12 +349,21 @@ impl Shard {
         }
     }
 
-    /// Takes neighbouring granted slots of one holder out of their slab.
-    fn leave_together(&mut self, id: Ordinal, holder: usize, run: &[u32], to: Leave) {
+    /// Takes neighbouring slots of one holder, none of them gone, out of their slab. The caller looks after keys, records and the end of the
+    /// grant.
+    pub(super) fn leave_together(&mut self, id: Ordinal, holder: usize, run: &[u32], to: Leave) {
         let slab = self.slabs.get_mut(&id).expect("slots that leave are in a slab that is there");
-        for slot in run {
-            slab.slots[holder][*slot as usize] = Slot::Gone;
+        let leaves = run.iter().filter_map(|slot| {
+            match std::mem::replace(&mut slab.slots[holder][*slot as usize], Slot::Gone) {
+                Slot::Committed { batch, .. } | Slot::Pinned { batch, .. } => Some(batch),
+                Slot::Granted | Slot::Gone => None,
+            }
+        });
+        let leaves: Vec<BatchRef> = leaves.collect();
+        for batch in leaves {
+            self.release_leaf(batch);
         }
+        let slab = &self.slabs[&id];
         let at = slab.grant.holders[holder];
         let Offset(start) = slab.grant.offset(&at, SlotIndex(run[0])).expect("the slab has this slot");
         let bytes = u64::from(slab.grant.slot_size.0) * run.len() as u64;

@@ -11,18 +11,20 @@
 //! | `grants` | who may write which slots, until when | *Fresh space* |
 //! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
 //! | `moves` | values that their holders copy to another slab | *No wrong value*, *Leases hold* |
+//! | `evict` | which slabs go whole to make room | *Fresh space*, *Leases hold* |
 //! | `deletes` | removal of keys | *Linearizable* |
 //! | `resign` | a node's new signatures in place of its old ones | *Nothing unsigned* |
 //! | `leases` | the horizon | *Leases hold* |
 //! | `pins` | values that are kept where they are for long reads | *Leases hold*, *Nothing leaks* |
 //! | `quarantine` | the rest of freed memory, and every other deadline | *Leases hold*, *Nothing leaks* |
 //!
-//! Files for eviction, journaled copies and objects will stand beside them.
+//! Files for journaled copies and objects will stand beside them.
 
 mod check;
 mod command;
 mod commits;
 mod deletes;
+mod evict;
 mod extents;
 mod grants;
 mod leases;
@@ -33,6 +35,7 @@ mod quarantine;
 mod read;
 mod resign;
 mod space;
+mod victims;
 mod warm;
 
 use crate::{
@@ -42,8 +45,9 @@ use crate::{
 };
 pub use command::{
     Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, DeleteRefusal, Deleted,
-    DropRefusal, FeedRefusal, GrantRefusal, GrantRequest, Mode, MoveRequest, PinMiss, PinRefusal, PinRequest, PinTerm,
-    Pinned, Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome, ValuePlace,
+    DropRefusal, EvictRefusal, Evicted, FeedRefusal, GrantRefusal, GrantRequest, Mode, MoveRequest, PinMiss,
+    PinRefusal, PinRequest, PinTerm, Pinned, Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome,
+    ValuePlace,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};
@@ -71,6 +75,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
+pub use victims::{Lack, Marks, Room, Victim};
 use warm::Warm;
 
 /// What a shard is made with; part of its state, so equal on all replicas.
@@ -233,6 +238,7 @@ impl Shard {
             }
             ShardCommand::Release { owner, pin } => ShardOutcome::Release { held: self.release(owner, pin) },
             ShardCommand::Resign { node, batches } => ShardOutcome::Resign { taken: self.resign(node, &batches) },
+            ShardCommand::Evict { victims } => ShardOutcome::Evict(self.evict(&victims)),
         }
     }
 

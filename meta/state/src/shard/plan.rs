@@ -64,7 +64,7 @@ struct Room {
 
 impl Planner<'_> {
     /// The command that grants what is asked, to be proposed by `meta`. If there is no room for so many slots on as many nodes as the namespace
-    /// has copies, fewer slots are tried (halved each time) before fewer copies.
+    /// has copies, as many slots as fit there in one piece are taken before fewer copies; near its quota a namespace gets as many as it has left.
     ///
     /// # Errors
     /// [`GrantRefusal`]: what apply would say, or [`GrantRefusal::NoSpace`]; a slot larger than every extent held is
@@ -84,6 +84,14 @@ impl Planner<'_> {
         }
         let policy = shard.namespaces.get(&asked.namespace).map(|namespace| namespace.policy);
         let (least, copies) = policy.map_or((1, 1), |policy| (policy.least.max(1), policy.copies));
+        let planned = self.planned.get(&asked.namespace).copied().unwrap_or(0);
+        if let Some((limit, _)) = shard.quota_of(asked.namespace) {
+            let used = shard.used.get(&asked.namespace).copied().unwrap_or(0).saturating_add(planned);
+            let one = u64::from(asked.slot_size.0) * u64::from(copies);
+            let left = limit.saturating_sub(used).checked_div(one).unwrap_or(0);
+            let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);
+            asked.slots = SlotCount(asked.slots.0.min(left));
+        }
         shard.admit_request(&asked, usize::from(least))?;
         let asked_slots = asked.slots;
         let mut holders = self.fitting(&mut asked, copies, copies);
@@ -106,7 +114,6 @@ impl Planner<'_> {
             }
             return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
         }
-        let planned = self.planned.get(&asked.namespace).copied().unwrap_or(0);
         shard.admit_quota(asked.namespace, bytes * u64::from(found), planned)?;
         for Proposed { extent, base } in &holders {
             let left = self.left.entry(*extent).or_insert_with(|| shard.extents[extent].free.clone());
@@ -121,16 +128,18 @@ impl Planner<'_> {
     /// Places on at least `least` and at most `most` nodes, for the most slots that fit there, which is what is then asked; none if not even one
     /// slot fits.
     fn fitting(&self, asked: &mut GrantRequest, least: u8, most: u8) -> Vec<Proposed> {
-        loop {
-            let places = self.places(slab_bytes(asked), usize::from(most));
-            if places.len() >= usize::from(least) {
-                return places;
-            }
-            if asked.slots.0 <= 1 {
-                return Vec::new();
-            }
-            asked.slots = SlotCount(asked.slots.0 / 2);
-        }
+        let enough = |places: &Vec<Proposed>| places.len() >= usize::from(least);
+        let places = Some(self.places(slab_bytes(asked), usize::from(most))).filter(enough);
+        places.unwrap_or_else(|| {
+            let largest =
+                |room: &Room| room.extents.iter().map(|extent| self.free(*extent).largest()).max().unwrap_or(0);
+            let mut largest: Vec<u64> = self.nodes.values().map(largest).collect();
+            largest.sort_unstable_by_key(|bytes| Reverse(*bytes));
+            let on_all = usize::from(least).checked_sub(1).and_then(|last| largest.get(last)).copied().unwrap_or(0);
+            let slots = u32::try_from(on_all / u64::from(asked.slot_size.0)).unwrap_or(u32::MAX).min(asked.slots.0);
+            asked.slots = SlotCount(slots.max(1));
+            Some(self.places(slab_bytes(asked), usize::from(most))).filter(enough).unwrap_or_default()
+        })
     }
 
     /// The places of the `most` best nodes on which `bytes` fit, best first.
@@ -144,14 +153,18 @@ impl Planner<'_> {
 
     /// The first place of a node that fits, if possible where no lane may be open.
     fn place(&self, room: &Room, bytes: u64) -> Option<Proposed> {
-        let shard = self.shard;
-        let free = |extent: &ExtentId| self.left.get(extent).unwrap_or_else(|| &shard.extents[extent].free);
         let cold = |extent: &ExtentId| {
-            let base = shard.warm.first_cold_fit(*extent, free(extent), bytes, self.at)?;
+            let base = self.shard.warm.first_cold_fit(*extent, self.free(*extent), bytes, self.at)?;
             Some(Proposed { extent: *extent, base: Offset(base) })
         };
-        let any = |extent: &ExtentId| Some(Proposed { extent: *extent, base: Offset(free(extent).first_fit(bytes)?) });
+        let any =
+            |extent: &ExtentId| Some(Proposed { extent: *extent, base: Offset(self.free(*extent).first_fit(bytes)?) });
         room.extents.iter().find_map(cold).or_else(|| room.extents.iter().find_map(any))
+    }
+
+    /// What is free of an extent held and not planned away.
+    fn free(&self, extent: ExtentId) -> &Ranges {
+        self.left.get(&extent).unwrap_or_else(|| &self.shard.extents[&extent].free)
     }
 
     /// Nodes with an extent of at least `bytes` that cannot be used now.
@@ -175,8 +188,8 @@ impl Planner<'_> {
             && self.shard.regions.get(&extent.region).is_some_and(|region| region.up)
     }
 
-    /// When space for a slot of `bytes` may come back by itself: the next end of a rest on a usable node, else the next end of a grant with
-    /// its rest. Never if no extent is so large.
+    /// When space for a slot of `bytes` may come back: the next end of a rest on a usable node, else the next end of a grant with its rest,
+    /// else the rest of what can be evicted. Never if no extent is so large.
     fn retry_after(&self, bytes: u64) -> Option<std::time::Duration> {
         let shard = self.shard;
         let usable = || shard.extents.iter().filter(|(extent, held)| self.is_usable(**extent) && held.bytes >= bytes);
@@ -184,7 +197,11 @@ impl Planner<'_> {
         let rested = usable().flat_map(|(_, held)| held.resting.values().map(|rest| rest.until)).min();
         let live = shard.slabs.values().filter(|slab| slab.phase.is_live());
         let ended = live.map(|slab| slab.expires_at.after(shard.settings.quarantine)).min();
-        rested.or(ended).map(|free_at| free_at.since(self.at))
+        let evicted = || {
+            let at = shard.horizon.max(self.at).after(shard.settings.quarantine);
+            shard.something_can_go(bytes, |extent| self.is_usable(extent)).then_some(at)
+        };
+        rested.or(ended).or_else(evicted).map(|free_at| free_at.since(self.at))
     }
 }
 

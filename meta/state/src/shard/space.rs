@@ -39,6 +39,15 @@ impl Ranges {
         let (from, to) = self.ends.range(..=start).next_back()?;
         (end <= *to).then_some((*from, *to))
     }
+    /// The range around `at`: its start and its bytes.
+    pub(super) fn run(&self, at: u64) -> Option<(u64, u64)> {
+        let (from, to) = self.around(at, 1)?;
+        Some((from, to - from))
+    }
+    /// Bytes of the largest range.
+    pub(super) fn largest(&self) -> u64 {
+        self.iter().map(|(_, bytes)| bytes).max().unwrap_or(0)
+    }
     pub(super) fn contains(&self, start: u64, bytes: u64) -> bool {
         self.around(start, bytes).is_some()
     }

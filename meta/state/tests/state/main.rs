@@ -4,6 +4,7 @@
 mod bench;
 mod commits;
 mod directory;
+mod evict;
 mod feed;
 mod grants;
 mod moves;

@@ -46,6 +46,7 @@ enum Step {
     Generation(u8),
     Grant { shard: u8, slots: u8 },
     Publish { grant: u8, slot: u8, key: u8 },
+    Evict { shard: u8, grants: Vec<u8> },
     Again(u16),
 }
 
@@ -70,6 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u8..3).prop_map(Step::Generation),
         3 => (0u8..2, 1u8..6).prop_map(|(shard, slots)| Step::Grant { shard, slots }),
         4 => (any::<u8>(), 0u8..6, 0u8..6).prop_map(|(grant, slot, key)| Step::Publish { grant, slot, key }),
+        2 => (0u8..2, vec(any::<u8>(), 0..4)).prop_map(|(shard, grants)| Step::Evict { shard, grants }),
         2 => any::<u16>().prop_map(Step::Again),
     ]
 }
@@ -244,6 +246,13 @@ impl World {
             }
             Step::Grant { shard, slots } => self.grant(shard.into(), slots),
             Step::Publish { grant, slot, key } => self.publish(grant, slot, key),
+            Step::Evict { shard, grants } => {
+                // Grants of the other shard among them.
+                let ids =
+                    grants.into_iter().filter_map(|at| self.grants.get(usize::from(at) % self.grants.len().max(1)));
+                let victims = ids.map(|grant| grant.id).collect();
+                self.shard(shard.into(), ShardCommand::Evict { victims });
+            }
             Step::Again(index) => {
                 let index = usize::from(index) % self.log.len();
                 self.direct(self.log[index].1.clone());

@@ -7,8 +7,8 @@ use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
     shard::{
-        BatchRef, CommitEntry, Covers, DeleteKey, GrantRequest, Mode, MoveRequest, PinRequest, Proposed, Publish,
-        Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
+        BatchRef, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest, PinRequest, Proposed,
+        Publish, Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
@@ -133,6 +133,11 @@ enum Step {
         node: u8,
         skip: u8,
     },
+    Evict {
+        grants: Vec<u8>,
+        /// Those that a leader would choose as well.
+        chosen: bool,
+    },
     /// A command of before, once more.
     Again(u16),
 }
@@ -170,6 +175,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<u8>(), any::<u8>(), (0u8..6, 0u8..6), 0u8..6, proptest::option::of(0u8..12), 0u8..16)
             .prop_map(|(grant, from, slots, name, clock, nodes)| Step::WildMove { grant, from, slots, name, clock, nodes }),
         1 => (1u8..4, 0u8..4).prop_map(|(node, skip)| Step::Resign { node, skip }),
+        3 => (vec(any::<u8>(), 0..4), any::<bool>()).prop_map(|(grants, chosen)| Step::Evict { grants, chosen }),
         3 => any::<u16>().prop_map(Step::Again),
     ]
 }
@@ -418,6 +424,23 @@ impl History {
                 let all = shard.signed_otherwise(node, serial, BatchRef(0));
                 let batches = all.skip(skip.into()).map(again).collect();
                 self.apply(ShardCommand::Resign { node, batches });
+            }
+            Step::Evict { grants, chosen } => {
+                let mut victims: Vec<GrantId> = grants.into_iter().filter_map(|grant| self.pick(grant)).collect();
+                let mut sure = 0;
+                if chosen {
+                    let lacks = BTreeSet::from([Lack { namespace: SPACE, slot_size: SlotSize(4 * SLOT) }]);
+                    let proposed = self.bench.shard.victims(Marks { low: 900, high: 950 }, &lacks, |_| LogTime(0));
+                    sure = proposed.len();
+                    victims.splice(0..0, proposed.into_iter().map(|victim| victim.grant));
+                }
+                self.log.push((self.bench.at, ShardCommand::Evict { victims: victims.clone() }));
+                let at_once = self.bench.shard.next_deadline().is_none_or(|due| due.0 > self.bench.at);
+                let ShardOutcome::Evict(outcomes) = self.bench.apply(ShardCommand::Evict { victims }) else {
+                    panic!("another outcome")
+                };
+                // Deadlines that were due may have taken some before.
+                assert!(!at_once || outcomes[..sure].iter().all(Result::is_ok), "what is proposed goes: {outcomes:?}");
             }
             Step::Again(index) => {
                 let Some(index) = usize::from(index).checked_rem(self.log.len()) else { return };

@@ -1,0 +1,295 @@
+//! Victims: which slabs a leader proposes to evict. Pure, but not part of apply: the leader alone knows what was leased when, and replicas only
+//! validate (`evict.rs`).
+//!
+//! Least recently used first: the last lease of a slab, or its grant if that was later; ties go by age. What is asked for decides how many go:
+//! a node below its low-water mark is brought to its high-water mark, a namespace at its quota loses slabs of its own, and whoever found no
+//! room in one piece gets the piece whose clearing costs the least recently used slabs. Memory that rests counts as free: it comes back by
+//! itself, so nothing is evicted twice for one need.
+
+use super::{
+    Shard,
+    grants::{Slab, Slot},
+    space::Ranges,
+};
+use quarry_wire::{
+    grant::Class,
+    ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
+    key::Key,
+    units::{LogTime, Offset, SlotSize, millis},
+    version::Version,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A namespace at its quota loses this part of it at a time, if it is more than what is asked for.
+const QUOTA_STEP: u64 = 16;
+
+/// When eviction begins on a node and when it is enough, in thousandths of the bytes that the node lends to the shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    /// Below this much free or resting memory it begins.
+    pub low: u16,
+    /// With this much it is enough; above `low`.
+    pub high: u16,
+}
+
+impl Default for Marks {
+    /// From an eighth up to three sixteenths.
+    fn default() -> Self {
+        Self { low: 125, high: 188 }
+    }
+}
+
+/// Somebody found no room.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Lack {
+    /// For a slab of this namespace.
+    pub namespace: NamespaceId,
+    /// Of one slot of this size.
+    pub slot_size: SlotSize,
+}
+
+/// What one node has for a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Room {
+    /// Bytes lent.
+    pub lent: u64,
+    /// Bytes that are free.
+    pub free: u64,
+    /// Bytes that rest.
+    pub resting: u64,
+}
+
+impl Room {
+    fn part(self, thousandths: u16) -> u64 {
+        self.lent / 1000 * u64::from(thousandths)
+    }
+}
+
+/// A slab that is to go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Victim {
+    /// Its grant.
+    pub grant: GrantId,
+    /// Its last lease, or its grant if that was later.
+    pub last_used: LogTime,
+    /// Its slots at all holders together: what the eviction costs to apply.
+    pub slots: u32,
+    /// Bytes that its copies have.
+    pub bytes: u64,
+}
+
+/// A slab that may go.
+struct Candidate<'a> {
+    id: Ordinal,
+    last_used: LogTime,
+    slab: &'a Slab,
+    /// Bytes of copies per holder.
+    bytes: Vec<u64>,
+}
+
+impl Candidate<'_> {
+    fn total(&self) -> u64 {
+        self.bytes.iter().sum()
+    }
+}
+
+impl Shard {
+    /// What each node that is up has for this shard.
+    #[must_use]
+    pub fn room(&self) -> BTreeMap<NodeId, Room> {
+        let mut rooms: BTreeMap<NodeId, Room> = BTreeMap::new();
+        for (extent, held) in self.extents.iter().filter(|(extent, _)| self.is_up(**extent)) {
+            let room = rooms.entry(extent.region.node).or_default();
+            room.lent += held.bytes;
+            room.free += held.free.total();
+            room.resting += held.resting.values().map(|rest| rest.bytes).sum::<u64>();
+        }
+        rooms
+    }
+
+    fn is_up(&self, extent: ExtentId) -> bool {
+        self.regions.get(&extent.region).is_some_and(|region| region.up)
+    }
+
+    /// The slabs that should go, in this order; none if there is room enough. `leased`: when a descriptor of a slab was last given with a
+    /// lease, as far as the leader knows. Walks over all slabs unless there is room enough.
+    #[must_use]
+    pub fn victims(&self, marks: Marks, lacks: &BTreeSet<Lack>, leased: impl Fn(Ordinal) -> LogTime) -> Vec<Victim> {
+        let mut rooms = self.room();
+        let is_short = |room: &Room, mark: u16| room.free + room.resting < room.part(mark);
+        let mut short: BTreeSet<NodeId> =
+            rooms.iter().filter(|(_, room)| is_short(room, marks.low)).map(|(node, _)| *node).collect();
+        if short.is_empty() && lacks.is_empty() {
+            return Vec::new();
+        }
+        let candidates = self.candidates(leased);
+        let mut chosen = BTreeSet::new();
+        for lack in lacks {
+            self.within_quota(*lack, &candidates, &mut chosen);
+            self.in_one_piece(*lack, &candidates, &mut chosen);
+        }
+        let give = |rooms: &mut BTreeMap<NodeId, Room>, candidate: &Candidate<'_>| {
+            for (holder, bytes) in candidate.slab.grant.holders.iter().zip(&candidate.bytes) {
+                if let Some(room) = rooms.get_mut(&holder.region.node) {
+                    room.resting += bytes;
+                }
+            }
+        };
+        for candidate in candidates.iter().filter(|candidate| chosen.contains(&candidate.id)) {
+            give(&mut rooms, candidate);
+        }
+        for candidate in &candidates {
+            short.retain(|node| is_short(&rooms[node], marks.high));
+            if short.is_empty() {
+                break;
+            }
+            let on = candidate.slab.grant.holders.iter().zip(&candidate.bytes);
+            if on.into_iter().any(|(holder, bytes)| *bytes > 0 && short.contains(&holder.region.node))
+                && chosen.insert(candidate.id)
+            {
+                give(&mut rooms, candidate);
+            }
+        }
+        let victims = candidates.iter().filter(|candidate| chosen.contains(&candidate.id));
+        let slots = |slab: &Slab| slab.slots.iter().map(|slots| u32::try_from(slots.len()).unwrap_or(u32::MAX)).sum();
+        let victim = |candidate: &Candidate<'_>| Victim {
+            grant: candidate.slab.grant.id,
+            last_used: candidate.last_used,
+            slots: slots(candidate.slab),
+            bytes: candidate.total(),
+        };
+        victims.map(victim).collect()
+    }
+
+    /// Whether there is a slab of this grant, be it that only its outcomes are kept.
+    #[must_use]
+    pub fn has_slab(&self, grant: Ordinal) -> bool {
+        self.slabs.contains_key(&grant)
+    }
+
+    /// The values of a slab that are current: what would vanish with it.
+    #[must_use]
+    pub fn values_of(&self, grant: GrantId) -> Vec<(Key, Version)> {
+        let known = self.slabs.get(&grant.sequence).filter(|slab| slab.grant.id == grant);
+        known.into_iter().flat_map(Slab::values).map(|(_, record)| (record.key.clone(), record.version)).collect()
+    }
+
+    /// Whether a slab of class `cache` could go now or once its grant or its pins end, with copies in an extent of at least `bytes`.
+    pub(super) fn something_can_go(&self, bytes: u64, is_usable: impl Fn(ExtentId) -> bool) -> bool {
+        let is_there =
+            |extent: ExtentId| is_usable(extent) && self.extents.get(&extent).is_some_and(|held| held.bytes >= bytes);
+        self.slabs.values().any(|slab| {
+            slab.grant.class == Class::Cache
+                && slab.grant.holders.iter().map(Slab::extent).any(is_there)
+                && slab.has_copies()
+        })
+    }
+
+    /// All slabs that may go, least recently used first.
+    fn candidates(&self, leased: impl Fn(Ordinal) -> LogTime) -> Vec<Candidate<'_>> {
+        let may_go = |(id, slab): &(&Ordinal, &Slab)| {
+            slab.grant.class == Class::Cache && !slab.phase.is_live() && !self.has_pinned_values(**id)
+        };
+        let mut candidates: Vec<Candidate<'_>> = (self.slabs.iter().filter(may_go))
+            .map(|(id, slab)| {
+                let granted = LogTime(slab.expires_at.0.saturating_sub(millis(slab.grant.ttl)));
+                let copies = |slots: &Vec<Slot>| slots.iter().filter(|slot| slot.is_copy()).count() as u64;
+                let bytes = slab.slots.iter().map(|slots| copies(slots) * u64::from(slab.grant.slot_size.0)).collect();
+                Candidate { id: *id, last_used: leased(*id).max(granted), slab, bytes }
+            })
+            .filter(|candidate| candidate.total() > 0)
+            .collect();
+        candidates.sort_by_key(|candidate| (candidate.last_used, candidate.id));
+        candidates
+    }
+
+    /// A namespace at its quota loses slabs of its own.
+    fn within_quota(&self, lack: Lack, candidates: &[Candidate<'_>], chosen: &mut BTreeSet<Ordinal>) {
+        let Some((limit, copies)) = self.quota_of(lack.namespace) else { return };
+        let one = u64::from(lack.slot_size.0) * u64::from(copies);
+        let own = || candidates.iter().filter(|candidate| candidate.slab.grant.namespace == lack.namespace);
+        let going: u64 = own().filter(|candidate| chosen.contains(&candidate.id)).map(Candidate::total).sum();
+        let mut used = self.used.get(&lack.namespace).copied().unwrap_or(0).saturating_sub(going);
+        if used.saturating_add(one) <= limit {
+            return;
+        }
+        let enough = limit.saturating_sub(one.max(limit / QUOTA_STEP));
+        for candidate in own() {
+            if used <= enough {
+                break;
+            }
+            if chosen.insert(candidate.id) {
+                used = used.saturating_sub(candidate.total());
+            }
+        }
+    }
+
+    /// Where no slot of this size fits, even when all has rested, on as many nodes as are needed: the slabs in the way of one, those that were
+    /// used last as long ago as can be.
+    fn in_one_piece(&self, lack: Lack, candidates: &[Candidate<'_>], chosen: &mut BTreeSet<Ordinal>) {
+        let Some(namespace) = self.namespaces.get(&lack.namespace) else { return };
+        let (bytes, needed) = (u64::from(lack.slot_size.0), usize::from(namespace.policy.least.max(1)));
+        let mut nodes: BTreeMap<NodeId, BTreeMap<ExtentId, Ranges>> = BTreeMap::new();
+        for (extent, held) in self.extents.iter().filter(|(extent, held)| held.bytes >= bytes && self.is_up(**extent)) {
+            let mut coming = held.free.clone();
+            for (start, rest) in &held.resting {
+                coming.put(*start, rest.bytes);
+            }
+            nodes.entry(extent.region.node).or_default().insert(*extent, coming);
+        }
+        for candidate in candidates.iter().filter(|candidate| chosen.contains(&candidate.id)) {
+            for (extent, start, bytes) in candidate.slab.spans_of_copies() {
+                if let Some(coming) = nodes.get_mut(&extent.region.node).and_then(|own| own.get_mut(&extent)) {
+                    coming.put(start, bytes);
+                }
+            }
+        }
+        let fits = |own: &BTreeMap<ExtentId, Ranges>| own.values().any(|coming| coming.first_fit(bytes).is_some());
+        let (roomy, lacking): (Vec<_>, Vec<_>) = nodes.into_values().partition(|own| fits(own));
+        let mut ways: Vec<(LogTime, Vec<Ordinal>)> =
+            lacking.into_iter().filter_map(|own| way(own, bytes, candidates, chosen)).collect();
+        ways.sort();
+        let missing = needed.saturating_sub(roomy.len());
+        if ways.len() >= missing {
+            chosen.extend(ways.into_iter().take(missing).flat_map(|(_, slabs)| slabs));
+        }
+    }
+}
+
+/// The slabs that leave room for `bytes` in one of these extents when they go, with the last use of the one that was used last.
+fn way(
+    mut extents: BTreeMap<ExtentId, Ranges>,
+    bytes: u64,
+    candidates: &[Candidate<'_>],
+    chosen: &BTreeSet<Ordinal>,
+) -> Option<(LogTime, Vec<Ordinal>)> {
+    for (index, candidate) in candidates.iter().enumerate().filter(|(_, it)| !chosen.contains(&it.id)) {
+        for (extent, start, length) in candidate.slab.spans_of_copies() {
+            let Some(coming) = extents.get_mut(&extent) else { continue };
+            coming.put(start, length);
+            let Some((from, _)) = coming.run(start).filter(|(_, length)| *length >= bytes) else { continue };
+            let is_in_it = |it: &&Candidate<'_>| {
+                !chosen.contains(&it.id)
+                    && (it.slab.spans_of_copies().into_iter())
+                        .any(|(at, start, length)| at == extent && start < from + bytes && start + length > from)
+            };
+            let slabs = candidates[..=index].iter().filter(is_in_it).map(|it| it.id).collect();
+            return Some((candidate.last_used, slabs));
+        }
+    }
+    None
+}
+
+impl Slab {
+    /// Where its copies lie: extent, start, bytes; neighbours as one.
+    fn spans_of_copies(&self) -> Vec<(ExtentId, u64, u64)> {
+        let mut spans = Vec::new();
+        for (index, holder) in self.grant.holders.iter().enumerate() {
+            for run in self.runs_of_copies(index) {
+                let Some(Offset(start)) = self.grant.offset(holder, SlotIndex(run[0])) else { continue };
+                spans.push((Self::extent(holder), start, u64::from(self.grant.slot_size.0) * run.len() as u64));
+            }
+        }
+        spans
+    }
+}
