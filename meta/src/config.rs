@@ -1,6 +1,7 @@
 //! What a meta node needs to know before it starts.
 
 use crate::{clock::WallClock, error::MetaError};
+pub use quarry_meta_state::shard::Marks;
 pub use quarry_raft::Timing;
 use quarry_trust::Trust;
 use quarry_wire::{
@@ -45,6 +46,8 @@ pub struct MetaConfig {
     pub entries_kept: u64,
     /// A data node that is silent for longer is declared dead.
     pub node_silence: Duration,
+    /// When cache slabs are evicted: in thousandths of what a data node lends to a shard; `low: 0` turns eviction off.
+    pub eviction: Marks,
     /// Deadline of calls that bring none.
     pub call_deadline: Duration,
     /// How long a shutdown may take to hand over leaderships and finish calls.
@@ -82,6 +85,7 @@ impl MetaConfig {
             snapshot_after_entries: 50_000,
             entries_kept: 1_000,
             node_silence: Duration::from_secs(10),
+            eviction: Marks::default(),
             call_deadline: Duration::from_secs(10),
             drain: Duration::from_secs(10),
             wall: WallClock::system(),
@@ -102,6 +106,12 @@ impl MetaConfig {
             return Err(settings(format!(
                 "node_silence must be longer than a heartbeat ({:?}), found {:?}",
                 self.timing.heartbeat, self.node_silence
+            )));
+        }
+        let Marks { low, high } = self.eviction;
+        if low > 0 && (high > 1000 || high <= low) {
+            return Err(settings(format!(
+                "eviction.high must be above eviction.low ({low}) and at most 1000, found {high}"
             )));
         }
         let said = &self.certificate.statement;

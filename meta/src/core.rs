@@ -1,6 +1,8 @@
 //! What all services of a node share.
 
-use crate::{config::MetaConfig, door, hosted::Hosted, leases::Horizon, membership::Membership, tree::Trees};
+use crate::{
+    config::MetaConfig, door, eviction::Eviction, hosted::Hosted, leases::Horizon, membership::Membership, tree::Trees,
+};
 use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{Directory, Shard, directory};
 use quarry_proto::{counters::Counters, refusal::Refusal, v1};
@@ -22,12 +24,13 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// A shard, the horizon of its leases, and the trees of its batches.
+/// A shard, the horizon of its leases, the trees of its batches, and what was leased of it when.
 pub(crate) struct HostedShard {
     pub(crate) id: ShardId,
     pub(crate) hosted: Arc<Hosted<Shard>>,
     pub(crate) horizon: Horizon,
     pub(crate) trees: Trees,
+    pub(crate) eviction: Eviction,
 }
 
 /// One node's groups, and what it knows beside them.

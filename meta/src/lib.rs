@@ -22,6 +22,7 @@ mod core;
 mod disk;
 mod door;
 mod error;
+mod eviction;
 mod feed;
 mod grants;
 mod health;
@@ -40,7 +41,7 @@ mod timekeeper;
 mod tree;
 
 pub use clock::WallClock;
-pub use config::{MetaConfig, SHARDS_MAX, Timing};
+pub use config::{Marks, MetaConfig, SHARDS_MAX, Timing};
 pub use error::MetaError;
 pub use metrics::describe_metrics;
 pub use node::MetaNode;

@@ -4,7 +4,10 @@
 
 use crate::core::HostedShard;
 use ::metrics::{Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use quarry_meta_state::{Shard, shard::Space};
+use quarry_meta_state::{
+    Shard,
+    shard::{Evicted, Space},
+};
 use quarry_proto::{telemetry::outcome_name, v1};
 use quarry_raft::GroupId;
 use quarry_wire::ids::ShardId;
@@ -13,6 +16,9 @@ use std::{collections::BTreeMap, time::Duration};
 const PROPOSAL_COMMANDS: &str = "quarry_meta_proposal_commands";
 const GRANTS: &str = "quarry_meta_grants_total";
 const COMMITS: &str = "quarry_meta_commits_total";
+const EVICTED_SLABS: &str = "quarry_meta_evicted_slabs_total";
+const EVICTED_VALUES: &str = "quarry_meta_evicted_values_total";
+const EVICTED_BYTES: &str = "quarry_meta_evicted_bytes_total";
 const SPACE_BYTES: &str = "quarry_meta_space_bytes";
 const SLOTS: &str = "quarry_meta_slots";
 const GRANTS_LIVE: &str = "quarry_meta_grants_live";
@@ -34,6 +40,9 @@ pub fn describe_metrics() {
         Unit::Count,
         "Entries of commits that this node answered as the shard's leader, by outcome."
     );
+    describe_counter!(EVICTED_SLABS, Unit::Count, "Cache slabs that this node evicted as the shard's leader.");
+    describe_counter!(EVICTED_VALUES, Unit::Count, "Values that went with evicted slabs.");
+    describe_counter!(EVICTED_BYTES, Unit::Bytes, "Memory that evicted slabs gave back, all copies counted.");
     describe_gauge!(
         SPACE_BYTES,
         Unit::Bytes,
@@ -67,6 +76,14 @@ pub(crate) fn proposal_commands(group: GroupId) -> Histogram {
 /// A grant was signed.
 pub(crate) fn granted(shard: ShardId) {
     counter!(GRANTS, "shard" => shard.0.to_string()).increment(1);
+}
+
+/// A slab was evicted.
+pub(crate) fn evicted(shard: ShardId, evicted: Evicted) {
+    let shard = shard.0.to_string();
+    counter!(EVICTED_SLABS, "shard" => shard.clone()).increment(1);
+    counter!(EVICTED_VALUES, "shard" => shard.clone()).increment(evicted.values.into());
+    counter!(EVICTED_BYTES, "shard" => shard).increment(evicted.bytes);
 }
 
 /// A batch was answered.

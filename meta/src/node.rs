@@ -5,6 +5,7 @@ use crate::{
     core::{Core, HostedShard},
     disk,
     error::MetaError,
+    eviction::{self, Eviction},
     feed, health,
     hosted::Hosted,
     leases::Horizon,
@@ -107,7 +108,8 @@ impl MetaNode {
             let state = Shard::new(id, Settings::new(FIRST_GENERATION, config.shards));
             let hosted = start_group(&host, GroupId(id.0), state, &mut work).await?;
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
-            shards.push(HostedShard { id, hosted, horizon: Horizon::default(), trees: Trees::default() });
+            let (horizon, trees, eviction) = (Horizon::default(), Trees::default(), Eviction::default());
+            shards.push(HostedShard { id, hosted, horizon, trees, eviction });
         }
         work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         let membership = Arc::new(Membership::new(config.node_silence, Instant::now()));
@@ -115,6 +117,9 @@ impl MetaNode {
 
         let (health, health_service) = tonic_health::server::health_reporter();
         let core = Arc::new(Core::new(config, host, directory, shards, membership));
+        for index in 0..core.shards.len() {
+            work.spawn(eviction::run(Arc::clone(&core), index));
+        }
         let mut looking = JoinSet::new();
         looking.spawn(health::report(Arc::clone(&core), health.clone()));
         let stop = CancellationToken::new();

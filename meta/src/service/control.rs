@@ -11,7 +11,7 @@ use futures::future::join_all;
 use quarry_meta_state::{
     Directory,
     directory::{DirectoryCommand, DirectoryOutcome, Policy, namespaces::NamespaceRefusal},
-    shard::{DeleteKey, DeleteRefusal, GrantRequest, SealRefusal, ShardCommand, ShardOutcome},
+    shard::{DeleteKey, DeleteRefusal, GrantRequest, Lack, SealRefusal, ShardCommand, ShardOutcome},
 };
 use quarry_proto::{
     convert,
@@ -205,6 +205,9 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
         ttl,
     };
     let granted = plan_grant(core, shard, &wanted, &asked.avoid, deadline).await;
+    if let Err(Refusal::NoSpace(_)) = &granted {
+        shard.eviction.lacks(Lack { namespace: wanted.namespace, slot_size: wanted.slot_size });
+    }
     let (grant, applied_ms) = granted?;
     let signed = sign(core, grant);
     metrics::granted(shard.id);

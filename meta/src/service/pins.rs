@@ -68,7 +68,8 @@ pub(super) async fn pin(core: &Core, asked: v1::PinRequest, deadline: Instant) -
             Some(pin) => state.pinned(owner, pin).ok_or_else(|| unknown(pin))?,
             None => Vec::new(),
         };
-        Ok(show(state, &shard.trees, in_order(&keys, &pinned, kept)))
+        let use_of = Some((&shard.eviction.uses, done.at));
+        Ok(show(state, &shard.trees, in_order(&keys, &pinned, kept), use_of))
     });
     let mut values: v1::ResolveReply = values?;
     values.lease_ms = millis_u32(pinned.term.duration);

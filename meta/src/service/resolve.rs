@@ -1,12 +1,14 @@
 //! Resolve: descriptors with a lease.
 //!
 //! One shared read-index round for all who arrived before it began; descriptors and horizon are read at one applied index. What the copies of
-//! one batch share travels once, and so does every hash of their paths.
+//! one batch share travels once, and so does every hash of their paths; and what is given with a lease counts once per slab as its use.
 
 use super::control::{key_of_shard, known_namespace};
 use crate::{
     core::{Core, millis_u32},
-    door, leases,
+    door,
+    eviction::Uses,
+    leases,
     tree::{Tree, Trees},
 };
 use quarry_meta_state::{
@@ -15,7 +17,7 @@ use quarry_meta_state::{
 };
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
-    ids::{NamespaceId, ShardId},
+    ids::{NamespaceId, Ordinal, ShardId},
     key::Key,
     keyring::Keyring,
     limits::KEYS_PER_CALL_MAX,
@@ -44,7 +46,7 @@ pub(super) async fn resolve(
     }
     core.made()?;
     let mut reply = if asked.stale {
-        shard.hosted.read(|state| answer(state, &shard.trees, namespace, &keys))
+        shard.hosted.read(|state| answer(state, &shard.trees, namespace, &keys, None))
     } else {
         shard.hosted.leads()?;
         core.catch_up(shard, asked.seen, deadline).await?;
@@ -52,9 +54,11 @@ pub(super) async fn resolve(
         if !wanted.is_zero() {
             shard.horizon.reach(&shard.hosted, wanted, deadline).await?;
         }
-        let give = |state: &Shard, running: LogTime| v1::ResolveReply {
-            lease_ms: millis_u32(leases::lease(wanted, state.horizon(), running)),
-            ..answer(state, &shard.trees, namespace, &keys)
+        let give = |state: &Shard, running: LogTime| {
+            let lease = leases::lease(wanted, state.horizon(), running);
+            let use_of = (!lease.is_zero()).then_some((&shard.eviction.uses, running));
+            let lease_ms = millis_u32(lease);
+            v1::ResolveReply { lease_ms, ..answer(state, &shard.trees, namespace, &keys, use_of) }
         };
         shard.hosted.read_linearized(deadline, give).await?
     };
@@ -73,19 +77,30 @@ pub(super) fn add_news(core: &Core, reply: &mut v1::ResolveReply, seen: Option<v
     reply.changes = core.changes(seen);
 }
 
-fn answer(state: &Shard, trees: &Trees, namespace: NamespaceId, keys: &[Key]) -> v1::ResolveReply {
-    show(state, trees, keys.iter().map(|key| state.resolve(namespace, key)))
+fn answer(
+    state: &Shard,
+    trees: &Trees,
+    namespace: NamespaceId,
+    keys: &[Key],
+    use_of: Option<Use<'_>>,
+) -> v1::ResolveReply {
+    show(state, trees, keys.iter().map(|key| state.resolve(namespace, key)), use_of)
 }
+
+/// Giving these values is use of their slabs, at this log time.
+pub(super) type Use<'a> = (&'a Uses, LogTime);
 
 /// The message for these values of `state`, without a lease.
 pub(super) fn show(
     state: &Shard,
     trees: &Trees,
     values: impl IntoIterator<Item = Option<Resolved>>,
+    use_of: Option<Use<'_>>,
 ) -> v1::ResolveReply {
     let values = values.into_iter();
     let reply = v1::ResolveReply { items: Vec::with_capacity(values.size_hint().0), ..Default::default() };
-    let mut answer = Answer { state, trees, batches: HashMap::new(), hashes: 0, bytes: Vec::new(), reply };
+    let (batches, bytes) = (HashMap::new(), Vec::new());
+    let mut answer = Answer { state, trees, use_of, last_used: None, batches, hashes: 0, bytes, reply };
     for value in values {
         let item = value.map_or_else(v1::Resolved::default, |value| answer.item(&value));
         answer.reply.items.push(item);
@@ -99,6 +114,9 @@ pub(super) fn show(
 struct Answer<'a> {
     state: &'a Shard,
     trees: &'a Trees,
+    use_of: Option<Use<'a>>,
+    /// The slab whose use was noted last: its other holders' batches come next.
+    last_used: Option<Ordinal>,
     batches: HashMap<BatchRef, Shared>,
     /// How many hashes the reply holds, and their bytes.
     hashes: u32,
@@ -133,6 +151,11 @@ impl Answer<'_> {
             Entry::Occupied(held) => held.into_mut(),
             Entry::Vacant(place) => {
                 let batch = self.state.batch(copy.batch)?;
+                if let Some((uses, at)) = self.use_of
+                    && self.last_used.replace(copy.grant.sequence) != Some(copy.grant.sequence)
+                {
+                    uses.touch(copy.grant.sequence, at);
+                }
                 let index = u32::try_from(self.reply.batches.len()).ok()?;
                 self.reply.batches.push(v1::ResolvedBatch {
                     signed: batch.signed().encode().into(),

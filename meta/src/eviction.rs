@@ -1,0 +1,228 @@
+//! Eviction: keeps room on every data node, by letting the cache slabs go that nobody has read for longest.
+//!
+//! Decides when: a task per shard, idle unless this node leads it. It looks whenever the shard changed, and at once when somebody found no room.
+//! Which slabs go is decided by [`Shard::victims`], from what this leader remembers of leases; apply validates them. What is remembered is in
+//! the memory of the leader alone: a new leader takes every slab for last leased when it took office, so that nothing is evicted for want of
+//! knowledge that an older one had, only in another order.
+//!
+//! Giving a descriptor with a lease is use, by Resolve or Pin. Existence probes, lists and `stale` reads are none.
+
+use crate::{
+    core::{Core, HostedShard},
+    door,
+    hosted::OWN_PROPOSAL,
+    metrics,
+};
+use parking_lot::{Mutex, RwLock};
+use quarry_meta_state::{
+    Shard,
+    shard::{Lack, Marks, ShardCommand, ShardOutcome, Victim},
+};
+use quarry_raft::Term;
+use quarry_wire::{
+    ids::{GrantId, Ordinal},
+    limits::COMMAND_BYTES_MAX,
+    units::LogTime,
+};
+use std::{
+    collections::{BTreeSet, HashMap},
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
+
+/// Between two looks at a shard that changes all the time.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Slabs that are gone are forgotten this often.
+const TIDY: Duration = Duration::from_secs(60);
+/// Victims of one command.
+const VICTIMS_MAX: usize = 256;
+/// Slots of the victims of one command: an entry is applied in a few milliseconds.
+const SLOTS_MAX: u32 = 16_384;
+/// Parts of the memory of uses, so that callers seldom meet.
+const PARTS: usize = 16;
+
+// A victim is named in less than 32 bytes.
+const _: () = assert!(VICTIMS_MAX * 32 <= COMMAND_BYTES_MAX / 2);
+
+/// What a leader knows about eviction in one shard.
+#[derive(Default)]
+pub(crate) struct Eviction {
+    pub(crate) uses: Uses,
+    lacks: Mutex<BTreeSet<Lack>>,
+    wake: Notify,
+}
+
+impl Eviction {
+    /// Somebody found no room for this.
+    pub(crate) fn lacks(&self, lack: Lack) {
+        self.lacks.lock().insert(lack);
+        self.wake.notify_one();
+    }
+}
+
+/// When a descriptor of a slab was last given with a lease, by slab.
+#[derive(Default)]
+pub(crate) struct Uses {
+    parts: [RwLock<HashMap<Ordinal, AtomicU64>>; PARTS],
+}
+
+impl Uses {
+    fn part(&self, slab: Ordinal) -> &RwLock<HashMap<Ordinal, AtomicU64>> {
+        &self.parts[usize::try_from(slab.number % PARTS as u64).expect("less than the parts")]
+    }
+
+    /// A descriptor of this slab is given with a lease at `at`. Called once per slab and reply: one lock that nobody waits for, one store.
+    pub(crate) fn touch(&self, slab: Ordinal, at: LogTime) {
+        let part = self.part(slab);
+        if let Some(last) = part.read().get(&slab) {
+            last.fetch_max(at.0, Ordering::Relaxed);
+            return;
+        }
+        part.write().entry(slab).or_default().fetch_max(at.0, Ordering::Relaxed);
+    }
+
+    /// When it was last touched; the beginning of time if it was not.
+    fn last(&self, slab: Ordinal) -> LogTime {
+        self.part(slab).read().get(&slab).map_or(LogTime(0), |last| LogTime(last.load(Ordering::Relaxed)))
+    }
+
+    fn keep(&self, is_there: impl Fn(Ordinal) -> bool) {
+        for part in &self.parts {
+            part.write().retain(|slab, _| is_there(*slab));
+        }
+    }
+}
+
+/// The term in which this node leads, and when it began to.
+#[derive(Clone, Copy)]
+struct Office {
+    term: Term,
+    since: LogTime,
+}
+
+/// Makes room in one shard while this node leads it. Ends with the group.
+pub(crate) async fn run(core: Arc<Core>, index: usize) {
+    let shard = &core.shards[index];
+    let marks = core.config.eviction;
+    let mut watch = shard.hosted.watch();
+    let mut office: Option<Office> = None;
+    let mut tidy_at = Instant::now() + TIDY;
+    loop {
+        tokio::select! {
+            () = shard.eviction.wake.notified() => {}
+            changed = watch.changed() => if changed.is_err() { return },
+        }
+        let Ok(term) = shard.hosted.leads() else {
+            // Whoever lacks something asks the new leader.
+            shard.eviction.lacks.lock().clear();
+            office = None;
+            continue;
+        };
+        let now = shard.hosted.running().unwrap_or(LogTime(0));
+        let since = office.filter(|office| office.term == term).map_or(now, |office| office.since);
+        office = Some(Office { term, since });
+        let lacks = mem::take(&mut *shard.eviction.lacks.lock());
+        make_room(shard, marks, &lacks, since).await;
+        if tidy_at <= Instant::now() {
+            shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
+            tidy_at = Instant::now() + TIDY;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn make_room(shard: &HostedShard, marks: Marks, lacks: &BTreeSet<Lack>, since: LogTime) {
+    let victims = shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, since));
+    for batch in batches(&victims) {
+        let command = ShardCommand::Evict { victims: batch };
+        match shard.hosted.propose(command, Instant::now() + OWN_PROPOSAL).await.map(|done| done.outcome) {
+            Ok(ShardOutcome::Evict(outcomes)) => {
+                for outcome in outcomes {
+                    match outcome {
+                        Ok(evicted) => metrics::evicted(shard.id, evicted),
+                        // Something applied in between changed it; the next look sees that.
+                        Err(refusal) => tracing::debug!(shard = shard.id.0, %refusal, "a slab stays"),
+                    }
+                }
+            }
+            Ok(other) => tracing::warn!(shard = shard.id.0, outcome = ?other, "nothing was evicted"),
+            Err(refusal) => {
+                tracing::debug!(shard = shard.id.0, %refusal, "nothing was evicted");
+                return sleep(door::RETRY).await;
+            }
+        }
+    }
+}
+
+/// The slabs that are to go, least recently used first. The place where values of a victim that are read right now can be moved away first:
+/// [`Victim::last_used`] says when that was, [`Shard::values_of`] what would vanish.
+fn victims(state: &Shard, uses: &Uses, marks: Marks, lacks: &BTreeSet<Lack>, since: LogTime) -> Vec<Victim> {
+    if marks.low == 0 {
+        return Vec::new();
+    }
+    state.victims(marks, lacks, |slab| uses.last(slab).max(since))
+}
+
+/// Cut so that no command is large nor takes long to apply.
+fn batches(victims: &[Victim]) -> Vec<Vec<GrantId>> {
+    let mut batches: Vec<Vec<GrantId>> = Vec::new();
+    let mut slots = u32::MAX;
+    for victim in victims {
+        slots = slots.saturating_add(victim.slots);
+        match batches.last_mut().filter(|batch| slots <= SLOTS_MAX && batch.len() < VICTIMS_MAX) {
+            Some(batch) => batch.push(victim.grant),
+            None => {
+                slots = victim.slots;
+                batches.push(vec![victim.grant]);
+            }
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quarry_wire::ids::{Generation, ShardId};
+
+    fn slab(number: u64) -> Ordinal {
+        Ordinal { generation: Generation(1), number }
+    }
+
+    fn victim(number: u64, slots: u32) -> Victim {
+        Victim { grant: GrantId { shard: ShardId(1), sequence: slab(number) }, last_used: LogTime(0), slots, bytes: 1 }
+    }
+
+    #[test]
+    fn the_last_use_of_a_slab_never_goes_back() {
+        let uses = Uses::default();
+        assert_eq!(uses.last(slab(5)), LogTime(0));
+        for at in [7, 3, 9, 8] {
+            uses.touch(slab(5), LogTime(at));
+            uses.touch(slab(5 + PARTS as u64), LogTime(1));
+        }
+        assert_eq!((uses.last(slab(5)), uses.last(slab(5 + PARTS as u64))), (LogTime(9), LogTime(1)));
+        uses.keep(|kept| kept != slab(5));
+        assert_eq!((uses.last(slab(5)), uses.last(slab(5 + PARTS as u64))), (LogTime(0), LogTime(1)));
+    }
+
+    #[test]
+    fn victims_are_cut_into_commands_that_are_small_and_quick() {
+        assert!(batches(&[]).is_empty());
+        let small: Vec<Victim> = (0..600).map(|number| victim(number, 1)).collect();
+        assert_eq!(batches(&small).iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 88]);
+        let large: Vec<Victim> = (0..9).map(|number| victim(number, 8_192)).collect();
+        assert_eq!(batches(&large).iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 2, 2, 1]);
+        assert_eq!(batches(&[victim(1, u32::MAX), victim(2, 1)]).len(), 2);
+        let named: Vec<GrantId> = batches(&small).concat();
+        assert!(named.iter().zip(&small).all(|(named, victim)| *named == victim.grant), "in their order");
+    }
+}
