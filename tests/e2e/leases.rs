@@ -1,7 +1,13 @@
 //! Leases under deletes, and when memory is short (*Leases hold*, *Nothing leaks*).
 
 use quarry_client::{Key, Options, PutError, PutMode};
-use quarry_tests::{TestCluster, cluster::create_namespace, eventually, seed::pattern, shared, soon};
+use quarry_tests::{
+    TestCluster,
+    cluster::{create_namespace, small},
+    eventually,
+    seed::pattern,
+    shared, soon,
+};
 use std::{
     sync::{
         Arc,
@@ -54,7 +60,12 @@ const ALL_FREE_WITHIN: Duration = Duration::from_secs(90);
 /// A full pool under probes and under leases: probes keep nothing, leases keep it until they are over, and nobody is told that nothing comes.
 #[tokio::test]
 async fn a_full_pool_comes_back_under_a_storm_of_probes_at_once_and_after_their_end_under_leases() {
-    let cluster = TestCluster::start_small(1, REGION).await;
+    let cluster = TestCluster::start_with(|spec| {
+        small(spec, 1, REGION);
+        // What is full stays full.
+        spec.eviction.low_water_permille = 0;
+    })
+    .await;
     let client = cluster.client().await;
     let blocks = create_namespace(&client, 1, None).await;
     let hasty = cluster

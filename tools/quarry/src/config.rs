@@ -11,7 +11,7 @@ use figment::{
     providers::{Env, Format as _, Serialized, Toml},
     value::Value,
 };
-use quarry_meta::SHARDS_MAX;
+use quarry_meta::{Marks, SHARDS_MAX};
 use quarry_wire::limits::{EXTENT_BYTES, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
@@ -119,6 +119,9 @@ pub struct MetaFile {
     /// Life and death of data nodes.
     #[serde(default)]
     pub membership: MetaMembershipSection,
+    /// How much room is kept by letting cache values go.
+    #[serde(default)]
+    pub eviction: EvictionSection,
     /// Where it tells of itself.
     #[serde(default)]
     pub admin: AdminSection,
@@ -232,6 +235,23 @@ pub struct MetaMembershipSection {
 impl Default for MetaMembershipSection {
     fn default() -> Self {
         Self { node_silence_ms: 10_000 }
+    }
+}
+
+/// How much room shard leaders keep on every data node, in thousandths of what it lends to a shard. The same at all meta nodes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvictionSection {
+    /// With less than this free or coming back, values of class cache go, the least recently read first; 0: they stay, and a full cluster refuses.
+    pub low_water_permille: u16,
+    /// So many go that this much is.
+    pub high_water_permille: u16,
+}
+
+impl Default for EvictionSection {
+    fn default() -> Self {
+        let Marks { low, high } = Marks::default();
+        Self { low_water_permille: low, high_water_permille: high }
     }
 }
 
@@ -370,6 +390,11 @@ impl ConfigFile for MetaFile {
         }
         if raft.snapshot_after_entries == 0 {
             return Some(("raft.snapshot_after_entries", more_than(0), "0".to_owned()));
+        }
+        let EvictionSection { low_water_permille: low, high_water_permille: high } = self.eviction;
+        if low > 0 && !(low.saturating_add(1)..=1000).contains(&high) {
+            let expected = format!("more than the low mark ({low}) and at most 1000");
+            return Some(("eviction.high_water_permille", expected, high.to_string()));
         }
         None
     }
@@ -642,6 +667,8 @@ mod tests {
                 ("raft.election_ms_max", "18446744073709551615"),
                 ("membership.node_silence_ms", "0"),
                 ("membership.node_silence_ms", "100"),
+                ("eviction.high_water_permille", "125"),
+                ("eviction.high_water_permille", "1001"),
             ] {
                 assert_eq!(wrong(&format!("{key}={found}")), (key.to_owned(), found.to_owned()));
             }

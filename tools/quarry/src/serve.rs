@@ -14,7 +14,7 @@ use quarry::{
 use quarry_client::Cluster;
 use quarry_datanode::{DataNode, DataNodeConfig, KeySource};
 use quarry_fabric::Provider;
-use quarry_meta::{MetaConfig, MetaNode, Timing};
+use quarry_meta::{Marks, MetaConfig, MetaNode, Timing};
 use quarry_trust::Trust;
 use quarry_wire::{
     certificate::{Certificate, Role},
@@ -55,6 +55,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     config.snapshot_after_entries = file.raft.snapshot_after_entries;
     config.entries_kept = file.raft.entries_kept;
     config.node_silence = ms(file.membership.node_silence_ms);
+    config.eviction = Marks { low: file.eviction.low_water_permille, high: file.eviction.high_water_permille };
     if args.check_config {
         return Ok(());
     }

@@ -4,8 +4,9 @@ use crate::{
     admin::{BootstrapPlan, CallError, PlanError, PlannedMeta},
     build::BUILD_ID,
     config::{
-        AdminSection, CONFIG_VERSION, DataMembershipSection, DataNodeFile, FabricSection, MemorySection, MetaFile,
-        MetaMembershipSection, NODE_CREDENTIALS, NodeSection, RaftSection, TlsMode, TlsSection,
+        AdminSection, CONFIG_VERSION, DataMembershipSection, DataNodeFile, EvictionSection, FabricSection,
+        MemorySection, MetaFile, MetaMembershipSection, NODE_CREDENTIALS, NodeSection, RaftSection, TlsMode,
+        TlsSection,
     },
     credentials::{self, Validity},
     identity::{IdentityError, Root},
@@ -80,6 +81,8 @@ pub struct LocalSpec {
     pub raft: RaftSection,
     /// When meta nodes declare a data node dead.
     pub node_silence_ms: u64,
+    /// How much room the meta nodes keep by letting cache values go.
+    pub eviction: EvictionSection,
     /// How often data nodes give a sign of life.
     pub heartbeat_ms: u64,
     /// The libfabric provider; none: what this host has.
@@ -105,6 +108,7 @@ impl LocalSpec {
             populate: false,
             raft: RaftSection::default(),
             node_silence_ms: MetaMembershipSection::default().node_silence_ms,
+            eviction: EvictionSection::default(),
             heartbeat_ms: DataMembershipSection::default().heartbeat_ms,
             provider: None,
             binary,
@@ -374,6 +378,7 @@ impl Layout {
                 tls: tls.clone(),
                 raft: spec.raft.clone(),
                 membership: MetaMembershipSection { node_silence_ms: spec.node_silence_ms },
+                eviction: spec.eviction.clone(),
                 admin: AdminSection::default(),
             }),
             Member::Data(_) => text(&DataNodeFile {
