@@ -5,7 +5,7 @@ use crate::{
     endpoints::Endpoints,
     error::CallError,
     options::Options,
-    read::{cache::Cache, records::Renewals, sharing::Sharing},
+    read::{cache::Cache, damage::Reports, records::Renewals, sharing::Sharing},
     stats::Counters,
     write::line::{Line, LineId},
 };
@@ -18,7 +18,10 @@ use quarry_wire::{
     units::millis,
     version::{HybridClock, Version},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -44,6 +47,10 @@ pub(crate) struct Core {
     pub(crate) sharing: Sharing,
     /// Region records that are being made anew, each once for all who were refused.
     pub(crate) renewals: Renewals,
+    /// Damaged copies that are being reported.
+    pub(crate) reports: Reports,
+    /// For background work that begins where there is only a reference.
+    pub(crate) me: Weak<Self>,
     /// All background work: openers, committers and keepers of slabs.
     pub(crate) tasks: TaskTracker,
     /// Tells the keepers to seal their slabs; no public call begins afterwards.
@@ -69,7 +76,9 @@ impl Core {
     pub(crate) fn new(parts: Parts) -> Arc<Self> {
         let Parts { options, control, endpoints, write_window, read_window, values, counters } = parts;
         let writer = control.trust().writer(options.entropy.bits().to_le_bytes());
-        Arc::new(Self {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            reports: Reports::default(),
             salt: options.entropy.bits(),
             cache: Mutex::new(Cache::new(options.cache_entries)),
             sharing: Sharing::default(),

@@ -22,6 +22,7 @@ pub(crate) const FAILURES: &str = "quarry_client_fabric_failures_total";
 pub(crate) const LOST_LANE_WRITES: &str = "quarry_client_lost_lane_writes_total";
 pub(crate) const CACHE_HITS: &str = "quarry_client_cache_hits_total";
 pub(crate) const DAMAGED: &str = "quarry_client_damaged_copies_total";
+pub(crate) const DROPPED: &str = "quarry_client_dropped_copies_total";
 
 /// Says what the metrics of this crate mean, to the recorder that is installed.
 pub fn describe_metrics() {
@@ -41,6 +42,7 @@ pub fn describe_metrics() {
     describe_counter!(LOST_LANE_WRITES, Unit::Count, "Writes that failed because their data node had closed the lane.");
     describe_counter!(CACHE_HITS, Unit::Count, "Keys that were got through a descriptor that was still leased.");
     describe_counter!(DAMAGED, Unit::Count, "Copies that were read and did not pass the checks.");
+    describe_counter!(DROPPED, Unit::Count, "Those of them that their holder gave up when it was told.");
 }
 
 /// A call was sent.

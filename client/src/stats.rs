@@ -31,6 +31,8 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Copies that were read and did not pass the checks.
     pub damaged_copies: u64,
+    /// Those of them that their holder gave up after it was told.
+    pub dropped_copies: u64,
     /// Where the time of puts went.
     pub put_time: PutTime,
 }
@@ -74,6 +76,7 @@ pub(crate) struct Counters {
     pub(crate) lost_lane_writes: Counter,
     pub(crate) cache_hits: Counter,
     pub(crate) damaged: Counter,
+    pub(crate) dropped: Counter,
     pub(crate) awaiting_slab: Timer,
     pub(crate) awaiting_window: Timer,
     pub(crate) checksumming: Timer,
@@ -96,6 +99,7 @@ impl Default for Counters {
             lost_lane_writes: Counter::told_as(metrics::LOST_LANE_WRITES),
             cache_hits: Counter::told_as(metrics::CACHE_HITS),
             damaged: Counter::told_as(metrics::DAMAGED),
+            dropped: Counter::told_as(metrics::DROPPED),
             awaiting_slab: Timer::default(),
             awaiting_window: Timer::default(),
             checksumming: Timer::default(),
@@ -159,6 +163,7 @@ impl Counters {
             lost_lane_writes: self.lost_lane_writes.read(),
             cache_hits: self.cache_hits.read(),
             damaged_copies: self.damaged.read(),
+            dropped_copies: self.dropped.read(),
             put_time: PutTime {
                 slab: self.awaiting_slab.read(),
                 window: self.awaiting_window.read(),

@@ -20,6 +20,7 @@ mod clock;
 mod commit;
 mod config;
 mod confirm;
+mod damage;
 mod disk;
 mod entropy;
 mod error;

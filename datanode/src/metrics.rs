@@ -12,7 +12,7 @@ const ENTRIES: &str = "quarry_datanode_confirm_entries_total";
 const SIGNATURES: &str = "quarry_datanode_attestation_signatures_total";
 const COMMITS: &str = "quarry_datanode_commit_batches_total";
 const COMMIT_ENTRIES: &str = "quarry_datanode_commit_entries_total";
-
+const REPORTS: &str = "quarry_datanode_damage_reports_total";
 const MOVES: &str = "quarry_datanode_moves_total";
 const MOVED_BYTES: &str = "quarry_datanode_moved_bytes_total";
 
@@ -39,6 +39,11 @@ pub fn describe_metrics() {
     describe_counter!(SIGNATURES, Unit::Count, "Batches of attestations that this node signed.");
     describe_counter!(COMMITS, Unit::Count, "Commits that this node coordinated, by result: answered, refused.");
     describe_counter!(
+        REPORTS,
+        Unit::Count,
+        "Copies of this node that readers complained of, by verdict: damaged (and given up), intact (or none of ours)."
+    );
+    describe_counter!(
         MOVES,
         Unit::Count,
         "Copies that this node was told to move within its memory, by verdict: moved, refused."
@@ -57,6 +62,8 @@ pub(crate) struct Meters {
     entries: Counter,
     rotated_on_command: Counter,
     rotated_on_schedule: Counter,
+    damaged: Counter,
+    intact: Counter,
     moved: Counter,
     not_moved: Counter,
     moved_bytes: Counter,
@@ -73,10 +80,17 @@ impl Meters {
             entries: counter!(COMMIT_ENTRIES),
             rotated_on_command: counter!(ROTATIONS, "cause" => "command"),
             rotated_on_schedule: counter!(ROTATIONS, "cause" => "schedule"),
+            damaged: counter!(REPORTS, "verdict" => "damaged"),
+            intact: counter!(REPORTS, "verdict" => "intact"),
             moved: counter!(MOVES, "verdict" => "moved"),
             not_moved: counter!(MOVES, "verdict" => "refused"),
             moved_bytes: counter!(MOVED_BYTES),
         }
+    }
+
+    /// A copy that a reader complained of was looked at.
+    pub(crate) fn reported(&self, damaged: bool) {
+        if damaged { &self.damaged } else { &self.intact }.increment(1);
     }
 
     /// A batch was looked at.

@@ -75,6 +75,8 @@ pub(crate) struct Node {
     pub(crate) trust: Trust,
     /// Held by the one move that is under way.
     pub(crate) moving: tokio::sync::Mutex<()>,
+    /// Held by the one look at a copy that is under way.
+    pub(crate) looking: tokio::sync::Mutex<()>,
     /// Set once: no grant is armed any more.
     pub(crate) draining: AtomicBool,
     pub(crate) standing: watch::Sender<Standing>,
@@ -243,6 +245,7 @@ impl DataNode {
             regions,
             trust: config.trust,
             moving: tokio::sync::Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             standing: watch::Sender::new(Standing::default()),
             refreshed: tokio::sync::Mutex::new(None),

@@ -2,7 +2,7 @@
 
 use crate::{
     claims::{ArmRefusal, ConfirmRefusal},
-    commit, confirm, entropy,
+    commit, confirm, damage, entropy,
     holdings::ArmError,
     moves,
     node::{Node, RegionSeat},
@@ -184,6 +184,14 @@ impl DataNode for Service {
             incarnation: incarnation.map(Into::into),
             record: record.flatten().map(|record| record.encode().into()).unwrap_or_default(),
         }))
+    }
+
+    async fn report_damage(
+        &self,
+        request: Request<v1::ReportDamageRequest>,
+    ) -> Result<Response<v1::ReportDamageReply>, Status> {
+        let deadline = deadline(request.metadata());
+        Ok(Response::new(damage::report(&self.node, request.into_inner(), deadline).await?))
     }
 
     // For administrators.

@@ -19,6 +19,7 @@ const COMMITS: &str = "quarry_meta_commits_total";
 const EVICTED_SLABS: &str = "quarry_meta_evicted_slabs_total";
 const EVICTED_VALUES: &str = "quarry_meta_evicted_values_total";
 const EVICTED_BYTES: &str = "quarry_meta_evicted_bytes_total";
+const DAMAGED: &str = "quarry_meta_damaged_copies_total";
 const SPACE_BYTES: &str = "quarry_meta_space_bytes";
 const SLOTS: &str = "quarry_meta_slots";
 const GRANTS_LIVE: &str = "quarry_meta_grants_live";
@@ -43,6 +44,11 @@ pub fn describe_metrics() {
     describe_counter!(EVICTED_SLABS, Unit::Count, "Cache slabs that this node evicted as the shard's leader.");
     describe_counter!(EVICTED_VALUES, Unit::Count, "Values that went with evicted slabs.");
     describe_counter!(EVICTED_BYTES, Unit::Bytes, "Memory that evicted slabs gave back, all copies counted.");
+    describe_counter!(
+        DAMAGED,
+        Unit::Count,
+        "Copies that their holders found damaged and this node gave up as the shard's leader."
+    );
     describe_gauge!(
         SPACE_BYTES,
         Unit::Bytes,
@@ -84,6 +90,11 @@ pub(crate) fn evicted(shard: ShardId, evicted: Evicted) {
     counter!(EVICTED_SLABS, "shard" => shard.clone()).increment(1);
     counter!(EVICTED_VALUES, "shard" => shard.clone()).increment(evicted.values.into());
     counter!(EVICTED_BYTES, "shard" => shard).increment(evicted.bytes);
+}
+
+/// A damaged copy was given up.
+pub(crate) fn damaged(shard: ShardId) {
+    counter!(DAMAGED, "shard" => shard.0.to_string()).increment(1);
 }
 
 /// A batch was answered.

@@ -11,6 +11,7 @@ use crate::{
     read::{
         State, Want,
         check::{Expected, Miss},
+        damage,
         landing::Landing,
         plan::{Plan, RUN_BYTES, Run, plan},
         records::Refused,
@@ -158,7 +159,7 @@ impl Reading<'_> {
         for frame in &self.plan.frames[run.frames.clone()] {
             let (head, rest) = landed[length(frame.offset - run.offset)..].split_at(length(frame.header));
             let (want, payload) = (&mut wants[frame.want], &rest[..length(frame.payload)]);
-            if self.passes(want, run, head, payload) {
+            if self.passes(want, run, frame.offset, head, payload) {
                 let bytes = match &mut want.into {
                     Some(buffer) => {
                         buffer.bytes()[..payload.len()].copy_from_slice(payload);
@@ -198,8 +199,8 @@ impl Reading<'_> {
             Err(miss) => Err(miss),
         };
         let want = &mut self.state.lock().1[frame.want];
-        let passes =
-            outcome.is_ok() && self.passes(want, run, &exclusive(window)[..header], &landing.bytes()[..payload]);
+        let passes = outcome.is_ok()
+            && self.passes(want, run, frame.offset, &exclusive(window)[..header], &landing.bytes()[..payload]);
         let (buffer, value) = landing.into_parts();
         want.into = buffer;
         if passes {
@@ -226,13 +227,14 @@ impl Reading<'_> {
     }
 
     /// Whether these bytes are the wanted ones. If not, the want knows why.
-    fn passes(&self, want: &mut Want, run: &Run, head: &[u8], payload: &[u8]) -> bool {
+    fn passes(&self, want: &mut Want, run: &Run, offset: u64, head: &[u8], payload: &[u8]) -> bool {
         let State::Found { found, .. } = &want.state else { return false };
         let node = self.plan.regions[run.region].0.node;
         let expected = Expected { namespace: self.namespace, key: &want.key, found, node };
         let Err(miss) = expected.check(head, payload, &*self.core.options.clock) else { return true };
         if matches!(miss, Miss::Corrupt { .. }) {
             self.core.counters.damaged.add(1);
+            damage::report(self.core, self.namespace, &want.key, found, self.plan.regions[run.region], offset);
         }
         tracing::debug!(key = %want.key, ?miss, "a copy did not yield the value");
         want.failed(miss);

@@ -11,6 +11,7 @@
 
 pub(crate) mod cache;
 mod check;
+pub(crate) mod damage;
 mod fetch;
 mod landing;
 mod plan;
@@ -319,6 +320,8 @@ async fn look_up(core: &Core, namespace: NamespaceId, wants: &mut [Want], deadli
     for (want, resolved) in wants.iter_mut().filter(unknown).zip(resolved) {
         want.asked += 1;
         want.state = match resolved {
+            // It was there a moment ago, in damaged copies alone, and its holders have given them up.
+            Ok(None) if matches!(want.last, Some(Miss::Corrupt { .. })) => State::Done(Err(given_up(want.last.take()))),
             Ok(None) => State::Done(Ok(None)),
             Err(error) => State::Done(Err(error)),
             Ok(Some(found)) => {

@@ -1,6 +1,6 @@
 //! Wrong bytes, wrong signatures, old leases.
 
-use crate::{cluster, content, double::Double};
+use crate::{cluster, content, double::Double, until};
 use quarry_client::{CallError, Clock, GetError, Key, NamespaceSpec, Options, PutError, PutItem, SystemClock};
 use std::{
     sync::{
@@ -33,6 +33,33 @@ async fn a_value_whose_copies_are_all_damaged_is_an_error() {
     double.damage("key", 1);
     let result = blocks.get("key").await;
     assert!(matches!(result, Err(GetError::Corrupt { .. })), "{result:?}");
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_copy_is_told_to_its_holder_and_the_shard_is_asked_anew() {
+    let (double, client, blocks) = cluster(2, Options::default()).await;
+    blocks.put("key", content(1, 3000)).await.unwrap();
+    double.damage("key", 0);
+    // Which copy is read first is drawn anew by every client.
+    let mut clients = vec![];
+    while double.reports().is_empty() {
+        let other = double.connect(Options::default()).await;
+        let theirs = other.namespace("kv").await.unwrap();
+        assert!(theirs.get("key").await.unwrap().unwrap().bytes == content(1, 3000));
+        let told = other.stats().damaged_copies > 0;
+        if told {
+            until("the holder was told", || other.stats().dropped_copies == 1).await;
+            let asked = other.stats().control_calls["Resolve"];
+            assert!(theirs.get("key").await.unwrap().is_some());
+            assert_eq!(other.stats().control_calls["Resolve"], asked + 1, "what was known of it is forgotten");
+        }
+        clients.push(other);
+    }
+    assert!(double.reports().iter().all(|report| *report == (0, "key".into())), "{:?}", double.reports());
+    for other in clients {
+        other.close().await.unwrap();
+    }
     client.close().await.unwrap();
 }
 

@@ -159,6 +159,8 @@ struct State {
     avoiding: usize,
     /// The newest revocation list.
     revocations: Bytes,
+    /// Copies that were complained of, with the holder that was told.
+    reports: Vec<(usize, v1::ReportDamageRequest)>,
 }
 
 pub(crate) struct World {
@@ -350,6 +352,11 @@ impl Double {
             let frame = holder.memory.copy_to_vec(place(source), bytes).unwrap();
             holder.memory.copy_in(place(stored), &frame).unwrap();
         }
+    }
+
+    /// Which keys' copies were complained of, at which holder.
+    pub(crate) fn reports(&self) -> Vec<(usize, Bytes)> {
+        self.world.state.lock().reports.iter().map(|(holder, asked)| (*holder, asked.key.clone())).collect()
     }
 
     /// Closes a holder's lane, as a forced close does: nothing of an earlier writer lands any more. Later grants get another one.
@@ -943,6 +950,16 @@ impl DataNode for NodeServer {
         };
         let record = if changing { Bytes::new() } else { self.holder().reading.lock().record.clone() };
         Ok(Response::new(v1::RegionRecordReply { incarnation: Some(incarnation().into()), record }))
+    }
+
+    async fn report_damage(
+        &self,
+        request: Request<v1::ReportDamageRequest>,
+    ) -> Result<Response<v1::ReportDamageReply>, Status> {
+        self.world.answers().await;
+        let mut state = self.world.state.lock();
+        state.reports.push((self.index, request.into_inner()));
+        Ok(Response::new(v1::ReportDamageReply { dropped: true }))
     }
 
     async fn rotate_region(

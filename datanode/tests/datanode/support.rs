@@ -128,6 +128,8 @@ pub(crate) struct DoubleState {
     /// The newest grant, at each look one newer; and up to which one it was asked whether grants wait.
     pub(crate) newest_grant: u64,
     pub(crate) asked_up_to: Vec<Option<u64>>,
+    /// What nodes said of copies that were complained of. Those without a whole frame go.
+    pub(crate) checked: Vec<v1::CheckCopyRequest>,
     /// It takes no records now.
     pub(crate) takes_no_records: bool,
     lives: BTreeMap<RegionId, (Incarnation, Bytes)>,
@@ -430,6 +432,12 @@ impl Registry for Serves {
             taken += 1;
         }
         Ok(Response::new(v1::ResignReply { taken }))
+    }
+    async fn check_copy(&self, request: Request<v1::CheckCopyRequest>) -> Result<Response<v1::CheckCopyReply>, Status> {
+        let asked = request.into_inner();
+        let dropped = asked.found.is_none();
+        self.0.lock().checked.push(asked);
+        Ok(Response::new(v1::CheckCopyReply { dropped, why: String::new() }))
     }
     async fn heartbeat(&self, request: Request<v1::HeartbeatRequest>) -> Result<Response<v1::HeartbeatReply>, Status> {
         let mut state = self.0.lock();

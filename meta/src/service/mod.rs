@@ -3,6 +3,7 @@
 
 mod admin;
 mod control;
+mod damage;
 mod pins;
 mod probe;
 mod publish;

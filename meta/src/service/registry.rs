@@ -1,6 +1,6 @@
 //! Registry: data nodes register their regions, say where these can be read, and show that they are alive; `resign` is what follows a new key.
 
-use super::{Service, resign, strange};
+use super::{Service, damage, resign, strange};
 use crate::{
     core::{Core, not_made},
     door,
@@ -72,6 +72,12 @@ impl Registry for Service {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
         let caller = Caller::of(request.extensions());
         self.call(resign::resign(self.core(), request.into_inner(), &caller, deadline)).await
+    }
+
+    async fn check_copy(&self, request: Request<v1::CheckCopyRequest>) -> Result<Response<v1::CheckCopyReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        let caller = Caller::of(request.extensions());
+        self.call(damage::check_copy(self.core(), request.into_inner(), &caller, deadline)).await
     }
 }
 

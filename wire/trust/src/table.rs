@@ -26,6 +26,7 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.Registry/AdmitCertificate", &[DataNode]),
     ("/quarry.v1.Registry/Batches", &[DataNode]),
     ("/quarry.v1.Registry/Resign", &[DataNode]),
+    ("/quarry.v1.Registry/CheckCopy", &[DataNode]),
     ("/quarry.v1.Admin/Bootstrap", &[Admin]),
     // A meta node that makes the cluster looks whether the others are blank.
     ("/quarry.v1.Admin/Status", &[Admin, Meta]),
@@ -38,6 +39,7 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.DataNode/MoveCopies", &[Meta]),
     ("/quarry.v1.DataNode/Close", &[Writer]),
     ("/quarry.v1.DataNode/RegionRecord", &[Reader, Writer]),
+    ("/quarry.v1.DataNode/ReportDamage", &[Reader, Writer]),
     ("/quarry.v1.DataNode/RotateRegion", &[Admin]),
     ("/quarry.v1.DataNode/RotateKey", &[Admin]),
     ("/quarry.v1.DataNode/NodeStatus", &[Admin]),
@@ -99,7 +101,9 @@ mod tests {
         };
         let reads = ["Describe", "Resolve", "Pin", "RenewPin", "ReleasePin", "Exists", "List"]
             .map(|call| format!("/quarry.v1.Control/{call}"));
-        let reads = [&reads[..], &["/quarry.v1.DataNode/RegionRecord".to_owned()]].concat();
+        // A report of damage is no word that counts: the node looks itself.
+        let asks = ["RegionRecord", "ReportDamage"].map(|call| format!("/quarry.v1.DataNode/{call}"));
+        let reads = [&reads[..], &asks[..]].concat();
         assert_eq!(may(Reader), reads);
         assert!(reads.iter().all(|path| may(Writer).contains(&path.as_str())), "a writer reads as well");
         for path in ["/quarry.v1.Control/Publish", "/quarry.v1.DataNode/Confirm", "/quarry.v1.Registry/Heartbeat"] {

@@ -9,8 +9,8 @@ use quarry_wire::{
     frame::FrameKind,
     grant::{Class, Grant},
     ids::{
-        CertificateSerial, ExtentId, FeedNumber, Generation, GrantId, LendNumber, NamespaceId, NodeId, PinId, RegionId,
-        ShardId, SlotIndex, WriterId,
+        CertificateSerial, ExtentId, FeedNumber, Generation, GrantId, Incarnation, LendNumber, NamespaceId, NodeId,
+        PinId, RegionId, ShardId, SlotIndex, WriterId,
     },
     key::Key,
     signed::Signature,
@@ -107,6 +107,8 @@ pub enum ShardCommand {
         /// The grants of the slabs, each evicted or refused on its own.
         victims: Vec<GrantId>,
     },
+    /// A holder looked at a copy of its own that a reader complained of.
+    DropCopy(CheckedCopy),
 }
 
 /// What became of a [`ShardCommand`], variant by variant.
@@ -145,6 +147,8 @@ pub enum ShardOutcome {
     },
     /// Of `Evict`: one outcome per victim, in order.
     Evict(Vec<Result<Evicted, EvictRefusal>>),
+    /// Of `DropCopy`: the copy is one no more.
+    DropCopy(Result<DroppedCopy, CopyRefusal>),
 }
 
 /// What went with a slab.
@@ -191,6 +195,66 @@ pub enum EvictRefusal {
         /// The grant named.
         grant: GrantId,
     },
+}
+
+/// A copy that its holder looked at, and what it found there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CheckedCopy {
+    /// Namespace of the key.
+    pub namespace: NamespaceId,
+    /// The key.
+    pub key: Key,
+    /// The version that should lie there.
+    pub version: Version,
+    /// In which region of the node that looked; the leader has checked that the caller is that node.
+    pub region: RegionId,
+    /// In which life of the region.
+    pub incarnation: Incarnation,
+    /// Where the frame begins in the region.
+    pub offset: Offset,
+    /// The frame that lies there whole, header and payload; none if there is none.
+    pub found: Option<FoundFrame>,
+}
+
+/// What a whole frame says of itself, its payload's CRC checked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FoundFrame {
+    /// Namespace of the key.
+    pub namespace: NamespaceId,
+    /// The key.
+    pub key: Key,
+    /// The version.
+    pub version: Version,
+    /// What the frame carries.
+    pub kind: FrameKind,
+    /// Bytes of payload.
+    pub payload_bytes: u64,
+    /// CRC-32C of the payload.
+    pub payload_crc: u32,
+}
+
+/// A damaged copy is one no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DroppedCopy {
+    /// Copies that the value has left; with none it is gone.
+    pub left: u8,
+}
+
+/// Why a copy that a reader complained of stays what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum CopyRefusal {
+    /// The key has no value, or one of another version.
+    #[error("this is not the key's current version")]
+    NotCurrent,
+    /// The value has no copy there.
+    #[error("the value has no copy at this place of this life of the region")]
+    NotThere,
+    /// It is damaged, and a pin is on the value.
+    #[error("the copy is damaged, and stays until the pins on its value have ended")]
+    Pinned,
+    /// What lies there is what was committed.
+    #[error("the frame is the one that was committed")]
+    Intact,
 }
 
 /// Which values are to be kept, for whom and how long.

@@ -132,7 +132,7 @@ impl Shard {
         }
     }
 
-    fn drop_value_without_copy(&mut self, id: Ordinal, slot: SlotIndex) {
+    pub(super) fn drop_value_without_copy(&mut self, id: Ordinal, slot: SlotIndex) {
         let slab = &self.slabs[&id];
         let committed = |at: &Vec<Slot>| matches!(at.get(slot.0 as usize), Some(Slot::Committed { .. }));
         if slab.slots.iter().any(committed) {

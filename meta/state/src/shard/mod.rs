@@ -13,6 +13,7 @@
 //! | `moves` | values that their holders copy to another slab | *No wrong value*, *Leases hold* |
 //! | `evict` | which slabs go whole to make room | *Fresh space*, *Leases hold* |
 //! | `deletes` | removal of keys | *Linearizable* |
+//! | `damage` | copies that are not what was committed | *No half-truth* |
 //! | `resign` | a node's new signatures in place of its old ones | *Nothing unsigned* |
 //! | `leases` | the horizon | *Leases hold* |
 //! | `pins` | values that are kept where they are for long reads | *Leases hold*, *Nothing leaks* |
@@ -23,6 +24,7 @@
 mod check;
 mod command;
 mod commits;
+mod damage;
 mod deletes;
 mod evict;
 mod extents;
@@ -44,10 +46,10 @@ use crate::{
     snapshot::{self, Machine, SnapshotError, StateHash},
 };
 pub use command::{
-    Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, DeleteRefusal, Deleted,
-    DropRefusal, EvictRefusal, Evicted, FeedRefusal, GrantRefusal, GrantRequest, Mode, MoveRequest, PinMiss,
-    PinRefusal, PinRequest, PinTerm, Pinned, Proposed, Publish, RenewRefusal, SealRefusal, ShardCommand, ShardOutcome,
-    ValuePlace,
+    Attested, CheckedCopy, CommitEntry, CommitOutcome, CommitRefusal, Committed, CopyRefusal, Covers, DeleteKey,
+    DeleteRefusal, Deleted, DropRefusal, DroppedCopy, EvictRefusal, Evicted, FeedRefusal, FoundFrame, GrantRefusal,
+    GrantRequest, Mode, MoveRequest, PinMiss, PinRefusal, PinRequest, PinTerm, Pinned, Proposed, Publish, RenewRefusal,
+    SealRefusal, ShardCommand, ShardOutcome, ValuePlace,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};
@@ -236,6 +238,7 @@ impl Shard {
             ShardCommand::Renew { request, owner, pin, duration } => {
                 ShardOutcome::Renew(self.renew(request, owner, pin, duration))
             }
+            ShardCommand::DropCopy(asked) => ShardOutcome::DropCopy(self.drop_copy(&asked)),
             ShardCommand::Release { owner, pin } => ShardOutcome::Release { held: self.release(owner, pin) },
             ShardCommand::Resign { node, batches } => ShardOutcome::Resign { taken: self.resign(node, &batches) },
             ShardCommand::Evict { victims } => ShardOutcome::Evict(self.evict(&victims)),

@@ -3,6 +3,7 @@
 
 mod bench;
 mod commits;
+mod damage;
 mod directory;
 mod evict;
 mod feed;

@@ -7,8 +7,8 @@ use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
     shard::{
-        BatchRef, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest, PinRequest, Proposed,
-        Publish, Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
+        BatchRef, CheckedCopy, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest,
+        PinRequest, Proposed, Publish, Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
@@ -138,6 +138,12 @@ enum Step {
         /// Those that a leader would choose as well.
         chosen: bool,
     },
+    /// A holder gives up a copy of a key: the one that there is, or one a little beside it.
+    Damage {
+        name: u8,
+        copy: u8,
+        beside: bool,
+    },
     /// A command of before, once more.
     Again(u16),
 }
@@ -176,6 +182,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(grant, from, slots, name, clock, nodes)| Step::WildMove { grant, from, slots, name, clock, nodes }),
         1 => (1u8..4, 0u8..4).prop_map(|(node, skip)| Step::Resign { node, skip }),
         3 => (vec(any::<u8>(), 0..4), any::<bool>()).prop_map(|(grants, chosen)| Step::Evict { grants, chosen }),
+        2 => (0u8..6, any::<u8>(), proptest::bool::weighted(0.2))
+            .prop_map(|(name, copy, beside)| Step::Damage { name, copy, beside }),
         3 => any::<u16>().prop_map(Step::Again),
     ]
 }
@@ -441,6 +449,27 @@ impl History {
                 };
                 // Deadlines that were due may have taken some before.
                 assert!(!at_once || outcomes[..sure].iter().all(Result::is_ok), "what is proposed goes: {outcomes:?}");
+            }
+            Step::Damage { name, copy, beside } => {
+                // What is due comes first: pins end.
+                self.apply(ShardCommand::Tick { horizon: None });
+                let Some(value) = self.bench.shard.resolve(SPACE, &key(&format!("k{name}"))) else { return };
+                let copies = value.copies.len();
+                let copy = value.copies[usize::from(copy) % copies];
+                let checked = CheckedCopy {
+                    namespace: SPACE,
+                    key: value.key.clone(),
+                    version: value.version,
+                    region: copy.region,
+                    incarnation: copy.incarnation,
+                    offset: Offset(copy.offset.0 + if beside { 64 } else { 0 }),
+                    found: None,
+                };
+                let stays = self.bench.shard.check_copy(&checked).is_err();
+                assert!(stays || !beside);
+                self.apply(ShardCommand::DropCopy(checked));
+                let left = self.bench.shard.resolve(SPACE, &value.key).map_or(0, |value| value.copies.len());
+                assert_eq!(left, if stays { copies } else { copies - 1 });
             }
             Step::Again(index) => {
                 let Some(index) = usize::from(index).checked_rem(self.log.len()) else { return };
