@@ -8,6 +8,7 @@ use crate::{
     node::Node,
     service,
 };
+use futures::future::BoxFuture;
 use quarry_proto::{
     convert::{self, required},
     refusal::Refusal,
@@ -22,6 +23,7 @@ use quarry_wire::{
 };
 use std::sync::Arc;
 use tokio::{task::yield_now, time::Instant};
+use tonic::Status;
 
 /// Bytes looked at under one lock.
 const PIECE_BYTES: usize = 256 << 10;
@@ -63,7 +65,7 @@ pub(crate) async fn report(
     let call = |address: String, until: Instant| {
         let (node, request) = (Arc::clone(node), with_timeout(request.clone(), until));
         let call = async move { Ok(node.metas.registry(&address)?.check_copy(request).await?.into_inner()) };
-        Box::pin(call) as futures::future::BoxFuture<'static, _>
+        Box::pin(call) as BoxFuture<'static, Result<v1::CheckCopyReply, Status>>
     };
     let reply = node.metas.at_leader(asked.shard, deadline, call).await.map_err(|error| match error {
         LeaderCallError::Refused(refusal) => refusal,

@@ -4,6 +4,7 @@
 
 mod arms;
 mod commits;
+mod damage;
 mod keys;
 mod lives;
 mod moves;

@@ -615,6 +615,15 @@ pub(crate) async fn rotate_key(node: &Running1, wait: Duration) -> Result<v1::Ro
     node.client.clone().rotate_key(request).await.map(Response::into_inner).map_err(|status| refusal(&status))
 }
 
+pub(crate) async fn report_damage(
+    node: &Running1,
+    asked: v1::ReportDamageRequest,
+) -> Result<v1::ReportDamageReply, Refusal> {
+    let mut request = Request::new(asked);
+    request.set_timeout(PATIENCE);
+    node.client.clone().report_damage(request).await.map(Response::into_inner).map_err(|status| refusal(&status))
+}
+
 /// A batch that `key` signs as `node` under `serial`.
 pub(crate) fn batch(node: NodeId, key: &SecretKey, serial: u64) -> Signed<AttestationBatch> {
     let said = AttestationBatch { node, leaves: 1, root: [u8::try_from(serial).unwrap(); 32] };
