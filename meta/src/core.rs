@@ -1,7 +1,8 @@
 //! What all services of a node share.
 
 use crate::{
-    config::MetaConfig, door, eviction::Eviction, hosted::Hosted, leases::Horizon, membership::Membership, tree::Trees,
+    config::MetaConfig, door, eviction::Eviction, hosted::Hosted, leases::Horizon, membership::Membership,
+    moves::Moving, tree::Trees,
 };
 use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{Directory, Shard, directory};
@@ -31,6 +32,7 @@ pub(crate) struct HostedShard {
     pub(crate) horizon: Horizon,
     pub(crate) trees: Trees,
     pub(crate) eviction: Eviction,
+    pub(crate) moving: Moving,
 }
 
 /// One node's groups, and what it knows beside them.

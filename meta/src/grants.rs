@@ -3,13 +3,14 @@
 //! Grants that share an entry are planned together, so that none takes the place of another; while such an entry is on its way no further grant
 //! is planned. Whoever answers signs.
 
-use crate::door;
+use crate::{core::Core, door};
 use quarry_meta_state::{
     RequestRefusal, Shard,
     shard::{GrantRefusal, GrantRequest, ShardCommand},
 };
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
+    grant::Grant,
     ids::NodeId,
     units::{LogTime, millis},
 };
@@ -36,6 +37,13 @@ pub(crate) fn plan(state: &Shard, at: LogTime, wishes: &[GrantWish]) -> Vec<Resu
             planner.grant(wish.meta, wish.asked.clone()).map_err(|why| refused(why, &wish.asked, state))
         })
         .collect()
+}
+
+/// The grant with this node's signature. Whoever answers signs: the grant may have been proposed by an earlier leader.
+pub(crate) fn sign(core: &Core, mut grant: Grant) -> Vec<u8> {
+    grant.meta = core.config.node;
+    let (generation, serial) = (grant.id.sequence.generation, core.config.certificate.statement.serial);
+    core.config.key.sign(core.config.cluster, generation, serial, grant).encode()
 }
 
 /// Whether the place that was planned is gone, so that a new plan may find another.

@@ -31,6 +31,7 @@ mod leases;
 mod machine;
 mod membership;
 mod metrics;
+mod moves;
 mod node;
 mod probe;
 mod proposer;

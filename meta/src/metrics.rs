@@ -2,7 +2,7 @@
 //!
 //! Space is told by the shard's leader alone, so that sums over all nodes are right; a node that leads no more tells zeros.
 
-use crate::core::HostedShard;
+use crate::{core::HostedShard, moves::Moved};
 use ::metrics::{Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use quarry_meta_state::{
     Shard,
@@ -20,6 +20,8 @@ const EVICTED_SLABS: &str = "quarry_meta_evicted_slabs_total";
 const EVICTED_VALUES: &str = "quarry_meta_evicted_values_total";
 const EVICTED_BYTES: &str = "quarry_meta_evicted_bytes_total";
 const DAMAGED: &str = "quarry_meta_damaged_copies_total";
+const MOVED_VALUES: &str = "quarry_meta_moved_values_total";
+const MOVED_BYTES: &str = "quarry_meta_moved_bytes_total";
 const SPACE_BYTES: &str = "quarry_meta_space_bytes";
 const SLOTS: &str = "quarry_meta_slots";
 const GRANTS_LIVE: &str = "quarry_meta_grants_live";
@@ -49,6 +51,12 @@ pub fn describe_metrics() {
         Unit::Count,
         "Copies that their holders found damaged and this node gave up as the shard's leader."
     );
+    describe_counter!(
+        MOVED_VALUES,
+        Unit::Count,
+        "Values that this node, as the shard's leader, had moved to another slab at the same data nodes."
+    );
+    describe_counter!(MOVED_BYTES, Unit::Bytes, "Bytes of the slots that they left, all copies counted.");
     describe_gauge!(
         SPACE_BYTES,
         Unit::Bytes,
@@ -106,6 +114,12 @@ pub(crate) fn committed(shard: ShardId, outcomes: &[v1::CommitOutcome]) {
     for (outcome, count) in counts {
         counter!(COMMITS, "shard" => shard.0.to_string(), "outcome" => outcome).increment(count);
     }
+}
+
+/// Values were moved.
+pub(crate) fn moved(shard: ShardId, moved: Moved) {
+    counter!(MOVED_VALUES, "shard" => shard.0.to_string()).increment(moved.values as u64);
+    counter!(MOVED_BYTES, "shard" => shard.0.to_string()).increment(moved.bytes);
 }
 
 /// Where a shard stands, as its leader sees it.

@@ -11,6 +11,7 @@ use crate::{
     leases::Horizon,
     machine::{Replicated, StateMachine},
     membership::Membership,
+    moves::{self, Moving},
     probe::MetaProbe,
     service::Service,
     tree::Trees,
@@ -108,8 +109,9 @@ impl MetaNode {
             let state = Shard::new(id, Settings::new(FIRST_GENERATION, config.shards));
             let hosted = start_group(&host, GroupId(id.0), state, &mut work).await?;
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
-            let (horizon, trees, eviction) = (Horizon::default(), Trees::default(), Eviction::default());
-            shards.push(HostedShard { id, hosted, horizon, trees, eviction });
+            let (horizon, trees) = (Horizon::default(), Trees::default());
+            let (eviction, moving) = (Eviction::default(), Moving::default());
+            shards.push(HostedShard { id, hosted, horizon, trees, eviction, moving });
         }
         work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         let membership = Arc::new(Membership::new(config.node_silence, Instant::now()));
@@ -119,6 +121,7 @@ impl MetaNode {
         let core = Arc::new(Core::new(config, host, directory, shards, membership));
         for index in 0..core.shards.len() {
             work.spawn(eviction::run(Arc::clone(&core), index));
+            work.spawn(moves::compact(Arc::clone(&core), index));
         }
         let mut looking = JoinSet::new();
         looking.spawn(health::report(Arc::clone(&core), health.clone()));

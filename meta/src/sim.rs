@@ -5,11 +5,13 @@
 
 use crate::{
     core::HostedShard,
+    eviction::Eviction,
     feed,
     grants::{self, GrantWish},
     hosted::Hosted,
     leases::{self, Horizon},
     machine::{Replicated, StateMachine},
+    moves::Moving,
     tree::Trees,
 };
 use quarry_meta_state::{
@@ -111,7 +113,9 @@ impl SimMeta {
             let machine = StateMachine::watched(Shard::new(id, settings), watched);
             let hosted = host_group(host.start_group(group, machine).await?, &mut work);
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
-            shards.push(HostedShard { id, hosted, horizon: Horizon::default(), trees: Trees::default() });
+            let (horizon, trees) = (Horizon::default(), Trees::default());
+            let (eviction, moving) = (Eviction::default(), Moving::default());
+            shards.push(HostedShard { id, hosted, horizon, trees, eviction, moving });
         }
         work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         Ok(Self { node, directory, shards, _work: work })

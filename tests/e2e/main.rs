@@ -12,6 +12,7 @@ mod doors;
 mod drops;
 mod leases;
 mod library;
+mod moves;
 mod namespaces;
 mod observe;
 mod operators;

@@ -4,7 +4,7 @@ use super::{REPLAN_PAUSE, Service, pins, probe, publish, request_id, resolve, st
 use crate::{
     core::{Core, HostedShard, namespace, not_made},
     door,
-    grants::{self, GrantWish, request_refused},
+    grants::{self, GrantWish, request_refused, sign},
     metrics,
 };
 use futures::future::join_all;
@@ -206,6 +206,7 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
     };
     let granted = plan_grant(core, shard, &wanted, &asked.avoid, deadline).await;
     if let Err(Refusal::NoSpace(_)) = &granted {
+        shard.moving.wants(wanted.slot_size);
         shard.eviction.lacks(Lack { namespace: wanted.namespace, slot_size: wanted.slot_size });
     }
     let (grant, applied_ms) = granted?;
@@ -239,13 +240,6 @@ async fn plan_grant(
             other => return Err(strange(&other)),
         }
     }
-}
-
-/// The grant with this node's signature. Whoever answers signs: the grant may have been proposed by an earlier leader.
-fn sign(core: &Core, mut grant: Grant) -> Vec<u8> {
-    grant.meta = core.config.node;
-    let (generation, serial) = (grant.id.sequence.generation, core.config.certificate.statement.serial);
-    core.config.key.sign(core.config.cluster, generation, serial, grant).encode()
 }
 
 async fn seal(core: &Core, asked: v1::SealRequest, deadline: Instant) -> Result<v1::SealReply, Refusal> {

@@ -12,6 +12,7 @@ mod resign;
 mod resolve;
 
 pub(crate) use admin::status;
+pub(crate) use publish::believe;
 
 use crate::{core::Core, door};
 use quarry_meta_state::RequestId;
@@ -49,7 +50,7 @@ fn request_id(message: Option<v1::RequestId>, part: u64) -> Result<RequestId, Re
 }
 
 /// The machine answered a command with the outcome of another: a fault of this process, never of the caller.
-fn strange(outcome: &impl std::fmt::Debug) -> Refusal {
+pub(crate) fn strange(outcome: &impl std::fmt::Debug) -> Refusal {
     tracing::error!(?outcome, "an outcome does not fit its command");
     door::indeterminate("this node answered with the outcome of another command")
 }

@@ -59,7 +59,7 @@ pub(super) async fn publish(
     let mut publish = Publish { grant: grant_id, entries, attested: Vec::with_capacity(signed.len()) };
     if let Some(grant) = &grant {
         for statement in signed {
-            publish.attested.push(believe(core, grant, &publish, statement, deadline).await?);
+            publish.attested.push(believe(core, grant, &publish, Covers::All, statement, deadline).await?);
         }
     }
     let count = publish.entries.len();
@@ -128,11 +128,12 @@ fn mode(message: Option<v1::PutMode>) -> Result<Mode, Refusal> {
     }
 }
 
-/// The machine's form of a statement that is to be believed.
-async fn believe(
+/// The machine's form of a statement about those entries that it covers, if it is to be believed.
+pub(crate) async fn believe(
     core: &Core,
     grant: &Grant,
     publish: &Publish,
+    covers: Covers,
     statement: Signed<AttestationBatch>,
     deadline: Instant,
 ) -> Result<Attested, Refusal> {
@@ -141,7 +142,6 @@ async fn believe(
     let Some(holder) = grant.holder(node) else {
         return Err(untrusted(format!("{node} is not a holder of {}", grant.id)));
     };
-    let covers = Covers::All;
     let leaves = shard::leaves(grant, holder, &publish.entries, &covers).unwrap_or_default();
     let leaves: Vec<Hash> = leaves.into_iter().map(|(_, leaf)| leaf).collect();
     if leaves.is_empty() || AttestationBatch::of(node, &leaves) != statement.statement {

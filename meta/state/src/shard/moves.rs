@@ -204,9 +204,14 @@ impl Shard {
     /// The extent to make free next, if a node needs one: it has none that is free, or will be once what rests is, though what is free in it
     /// would make two. Or somebody found no place for a slot of `wanted` bytes, and such a node has so much free, but not in one place. The
     /// extent is the one with the fewest live bytes whose grants have all ended, without a pin on a value of it, if the node's other extents
-    /// have that much free. Walks over all slabs: not for every call.
+    /// have that much free; none of `not`. Walks over all slabs if there is a need: not for every call.
     #[must_use]
-    pub fn sparse_extent(&self, wanted: Option<u64>, avoid: &BTreeSet<NodeId>) -> Option<Sparse> {
+    pub fn sparse_extent(
+        &self,
+        wanted: Option<u64>,
+        avoid: &BTreeSet<NodeId>,
+        not: &BTreeSet<ExtentId>,
+    ) -> Option<Sparse> {
         let mut nodes: BTreeMap<NodeId, Vec<ExtentId>> = BTreeMap::new();
         for extent in self.extents.keys().filter(|extent| !avoid.contains(&extent.region.node)) {
             if self.regions.get(&extent.region).is_some_and(|region| region.up) {
@@ -219,7 +224,8 @@ impl Shard {
             candidates.extend(extents.iter().filter_map(|extent| {
                 let held = &self.extents[extent];
                 let live = held.live_bytes();
-                (live > 0 && free - held.free.total() >= live).then_some((live, *extent))
+                let fits = live > 0 && free - held.free.total() >= live && !not.contains(extent);
+                fits.then_some((live, *extent))
             }));
         }
         if candidates.is_empty() {

@@ -370,8 +370,11 @@ impl History {
             }
             Step::Move { keys, away, sparse, nodes, only } => {
                 let shard = &self.bench.shard;
-                let found =
-                    if sparse { shard.sparse_extent(Some(u64::from(away) << 8), &BTreeSet::new()) } else { None };
+                let found = if sparse {
+                    shard.sparse_extent(Some(u64::from(away) << 8), &BTreeSet::new(), &BTreeSet::new())
+                } else {
+                    None
+                };
                 let (values, away) = match found {
                     Some(Sparse { extent, values, .. }) => (values, BTreeSet::from([extent])),
                     None => {
