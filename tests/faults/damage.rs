@@ -1,14 +1,18 @@
 //! Memory that lies: bits flipped under a committed value, frames in the wrong place (*No wrong value*).
 
 use quarry_client::GetError;
-use quarry_proto::v1::commit_outcome::Code;
+use quarry_proto::v1::{self, commit_outcome::Code};
 use quarry_tests::{
     Seed,
     raw::{Armed, Framed, Granted, RawWriter, Wish},
     seed::pattern,
     shared,
+    wait::soon,
 };
-use quarry_wire::ids::NodeId;
+use quarry_wire::{
+    frame::FrameHeader,
+    ids::{NodeId, SlotIndex},
+};
 use std::{collections::BTreeMap, time::Duration};
 
 const SLOT: u32 = 4096;
@@ -39,6 +43,26 @@ impl Values {
         let outcomes = raw.commit(NodeId(101), &granted, armed.keys().copied(), entries).await.unwrap();
         assert!(outcomes.iter().all(|outcome| outcome.code() == Code::Committed), "{outcomes:?}");
         Self { raw, granted, armed, frames }
+    }
+
+    /// What a reader says who found something else in a slot.
+    fn complaint(&self, blocks: &quarry_client::Namespace, node: NodeId, slot: u32) -> v1::ReportDamageRequest {
+        let grant = &self.granted.grant;
+        let holder = grant.holder(node).unwrap();
+        let header = FrameHeader::read_from(&self.frames[slot as usize].bytes).unwrap();
+        v1::ReportDamageRequest {
+            shard: grant.id.shard.0,
+            namespace: blocks.info().id.0,
+            key: key(slot).into(),
+            version: Some(header.version.into()),
+            region: holder.region.index.0,
+            incarnation: Some(holder.incarnation.into()),
+            offset: grant.offset(holder, SlotIndex(slot)).unwrap().0,
+        }
+    }
+
+    async fn copies(&self, blocks: &quarry_client::Namespace, slot: u32) -> usize {
+        self.raw.copies(blocks.info().id, &key(slot)).await.len()
     }
 
     /// Puts other bytes where a committed frame lies.
@@ -72,6 +96,43 @@ async fn a_flipped_bit_in_one_copy_is_never_returned_and_the_other_copy_is_used(
 }
 
 #[tokio::test]
+async fn a_damaged_copy_is_given_up_by_its_holder_and_an_intact_one_is_not_whoever_complains() {
+    let cluster = shared().await;
+    let (_client, blocks) = cluster.namespace().await;
+    let values = Values::write(&cluster, &blocks, 2).await;
+    let mut bytes = values.frames[1].bytes.clone();
+    bytes[BYTES / 2] ^= 1;
+    values.overwrite(NodeId(101), 1, &bytes).await;
+
+    // A liar complains of what is whole.
+    let node = NodeId(101);
+    let complaint = values.complaint(&blocks, node, 0);
+    assert!(!values.raw.report_damage(node, complaint).await.unwrap().dropped);
+    assert_eq!(values.copies(&blocks, 0).await, 2);
+
+    // Readers that meet the damaged copy tell, until it is gone. Which copy a client reads first is drawn by each.
+    let mut clients = Vec::new();
+    while values.copies(&blocks, 1).await == 2 {
+        assert!(clients.len() < 40, "forty clients read the other copy, or nobody told");
+        let reader = cluster.client().await;
+        let theirs = reader.namespace(&blocks.info().name).await.unwrap();
+        assert!(theirs.get(key(1)).await.unwrap().unwrap().bytes == pattern(1, BYTES));
+        if reader.stats().damaged_copies > 0 {
+            soon("its holder was told", async || (reader.stats().dropped_copies == 1).then_some(())).await;
+        }
+        clients.push(reader);
+    }
+    assert_eq!(values.copies(&blocks, 1).await, 1);
+    assert!(blocks.fresh().get(key(1)).await.unwrap().unwrap().bytes == pattern(1, BYTES));
+    // With its last copy the value is gone, and the key is free again.
+    values.overwrite(NodeId(102), 1, &bytes).await;
+    let complaint = values.complaint(&blocks, NodeId(102), 1);
+    assert!(values.raw.report_damage(NodeId(102), complaint).await.unwrap().dropped);
+    assert!(blocks.fresh().get(key(1)).await.unwrap().is_none());
+    blocks.put(key(1), pattern(3, BYTES)).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_value_whose_copies_are_all_damaged_is_an_error_and_shows_no_byte() {
     let cluster = shared().await;
     let (_client, blocks) = cluster.namespace().await;
@@ -100,7 +161,7 @@ async fn a_whole_frame_of_another_key_or_version_in_the_place_of_a_value_is_neve
     // The neighbour's frame; the same key and payload in another version; the same key and version with another payload and its right CRC.
     let neighbour = values.frames[1].bytes.clone();
     let version = values.raw.frame(&values.granted, 1, &key(1), &pattern(1, BYTES)).bytes;
-    let mut header = quarry_wire::frame::FrameHeader::read_from(&values.frames[2].bytes).unwrap();
+    let mut header = FrameHeader::read_from(&values.frames[2].bytes).unwrap();
     let other = pattern(99, BYTES);
     header.payload_crc = crc32c::crc32c(&other);
     let mut payload = vec![0; header.bytes()];

@@ -349,6 +349,14 @@ impl RawWriter {
         Ok(reply.outcomes)
     }
 
+    /// Complains of a copy to its holder.
+    ///
+    /// # Errors
+    /// What the holder refuses.
+    pub async fn report_damage(&self, node: NodeId, asked: v1::ReportDamageRequest) -> Answer<v1::ReportDamageReply> {
+        calls::done(calls::data_node(self.address(node)).await?.report_damage(asked)).await
+    }
+
     /// Tells a holder that nothing more is written under the grant.
     ///
     /// # Errors
