@@ -234,6 +234,7 @@ impl Control {
             let address = hint.take().unwrap_or_else(|| self.any_meta());
             let request = v1::DescribeRequest { seen: self.view.read().seen() };
             let send = |mut meta: Meta, request| async move { meta.describe(request).await };
+            let mut after = retry::pause(attempt);
             let error = match self.try_meta(&address, "Describe", request, deadline, &send).await {
                 Ok(reply) => match self.described(reply) {
                     Ok(()) => return Ok(()),
@@ -245,9 +246,11 @@ impl Control {
                 {
                     return Err(fault.into_error("a meta node"));
                 }
-                Err(fault) => fault.into_error("any meta node"),
+                Err(fault) => {
+                    after = after.max(fault.come_again().unwrap_or_default());
+                    fault.into_error("any meta node")
+                }
             };
-            let after = retry::pause(attempt);
             if Instant::now() + after >= deadline {
                 return Err(error);
             }

@@ -52,6 +52,17 @@ impl Fault {
         )
     }
 
+    /// When the same server wants to be asked again, if it had too much to do.
+    pub(crate) fn come_again(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(refusal) => match &**refusal {
+                Refusal::TooManyRequests(it) => Some(Duration::from_millis(it.retry_after_ms).max(PAUSE_FIRST)),
+                _ => None,
+            },
+            Self::Distrust(_) | Self::Transport(_) | Self::TimedOut => None,
+        }
+    }
+
     /// Whether an attempt that ended so may have taken effect: all other refusals are said before anything is done.
     pub(crate) fn leaves_unsure(&self) -> bool {
         match self {
@@ -142,10 +153,13 @@ pub(crate) fn after_commit(fault: &Fault, attempt: u32, holders: usize) -> Commi
         Fault::Transport(_) | Fault::TimedOut => CommitStep::SameSlot { after },
         Fault::Distrust(_) if !all_asked => CommitStep::SameSlot { after },
         Fault::Distrust(_) => CommitStep::Stop,
-        Fault::Refused(refusal) => match **refusal {
-            Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::TooManyRequests(_) | Refusal::Indeterminate(_) => {
-                CommitStep::SameSlot { after }
+        Fault::Refused(refusal) => match &**refusal {
+            Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::Indeterminate(_) => CommitStep::SameSlot { after },
+            // The limit is of one holder: the others may have room.
+            Refusal::TooManyRequests(it) if all_asked => {
+                CommitStep::SameSlot { after: after.max(Duration::from_millis(it.retry_after_ms)) }
             }
+            Refusal::TooManyRequests(_) => CommitStep::SameSlot { after },
             Refusal::VersionAhead(_) | Refusal::UnsupportedProtocol(_) | Refusal::WrongCluster(_) => CommitStep::Stop,
             // One holder may have lost its memory while the others have not.
             _ if !all_asked => CommitStep::SameSlot { after },
@@ -489,6 +503,20 @@ mod tests {
         assert_eq!(after_commit(&unknown_grant(), 0, 2), CommitStep::SameSlot { after: Duration::ZERO });
         assert_eq!(after_commit(&unknown_grant(), 1, 2), CommitStep::Stop);
         assert!(matches!(after_commit(&indeterminate(), 7, 2), CommitStep::SameSlot { .. }));
+    }
+
+    #[test]
+    fn who_is_told_when_to_come_again_does_not_come_sooner() {
+        let full = v1::TooManyRequests { retry_after_ms: 900, ..v1::TooManyRequests::default() };
+        let full = refused(Refusal::TooManyRequests(full));
+        let again = Duration::from_millis(900);
+        assert_eq!(after_call(&full, 0, Duration::ZERO), CallStep::Again { leader: None, after: again });
+        assert_eq!(
+            after_commit(&full, 0, 2),
+            CommitStep::SameSlot { after: Duration::ZERO },
+            "another holder has room"
+        );
+        assert_eq!(after_commit(&full, 1, 2), CommitStep::SameSlot { after: again });
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a data node is told when it starts, checked once, at the door.
 
 use crate::DataNodeError;
-use quarry_trust::Trust;
+use quarry_trust::{Limits, Trust};
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{ClusterUuid, NodeId},
@@ -59,6 +59,8 @@ pub struct DataNodeConfig {
     pub key_source: Option<Arc<dyn KeySource>>,
     /// How it proves who it is, and whom it lets in.
     pub trust: Trust,
+    /// What the clients of its gRPC server may use up.
+    pub limits: Limits,
     /// Size of each region in bytes, 1 MiB to 16 GiB.
     pub region_bytes: Vec<u64>,
     /// Touch all memory at the start: no page fault later, and too little memory shows at once.
@@ -117,6 +119,9 @@ impl DataNodeConfig {
         }
         if !(1..=LANES_MAX).contains(&self.lanes_max) {
             return wrong("lanes_max", "1 to 256", self.lanes_max.to_string());
+        }
+        if let Err(error) = self.limits.check() {
+            return wrong(error.name, &error.expected, error.found.to_string());
         }
         if let Err((expected, found)) = fits(self.node, &self.key, &self.certificate.statement) {
             return wrong("certificate", &expected, found);

@@ -19,7 +19,7 @@ use crate::{
 use parking_lot::Mutex;
 use quarry_fabric::{EndpointConfig, Memory, Provider};
 use quarry_proto::counters::Counters;
-use quarry_trust::Trust;
+use quarry_trust::{Limits, Trust};
 use quarry_wire::{
     ids::{FeedNumber, Generation, Incarnation, NodeId, RegionId, RegionIndex},
     keyring::{Keyring, TrustError},
@@ -35,7 +35,6 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    net::TcpListener,
     sync::{Notify, watch},
     task::JoinHandle,
     time::{Instant, MissedTickBehavior, interval, timeout, timeout_at},
@@ -77,6 +76,7 @@ pub(crate) struct Node {
     pub(crate) moving: tokio::sync::Mutex<()>,
     /// Held by the one look at a copy that is under way.
     pub(crate) looking: tokio::sync::Mutex<()>,
+    pub(crate) limits: Limits,
     /// Set once: no grant is armed any more.
     pub(crate) draining: AtomicBool,
     pub(crate) standing: watch::Sender<Standing>,
@@ -202,7 +202,7 @@ impl DataNode {
         config.check()?;
         let keyring = Keyring::new(config.cluster, config.root)?;
         let membership = Membership::new(keyring, config.key.clone(), &config.certificate)?;
-        let listener = TcpListener::bind(config.listen).await;
+        let listener = quarry_trust::listen(config.listen);
         let listener = listener.map_err(|source| DataNodeError::Listen { address: config.listen, source })?;
         let listening = listener.local_addr();
         let address = listening.map_err(|source| DataNodeError::Listen { address: config.listen, source })?;
@@ -246,6 +246,7 @@ impl DataNode {
             trust: config.trust,
             moving: tokio::sync::Mutex::default(),
             looking: tokio::sync::Mutex::default(),
+            limits: config.limits,
             draining: AtomicBool::new(false),
             standing: watch::Sender::new(Standing::default()),
             refreshed: tokio::sync::Mutex::new(None),

@@ -10,7 +10,7 @@ use crate::{
     rotations::Rotated,
 };
 use quarry_proto::{
-    convert,
+    convert, deadline,
     protocol::Check,
     refusal::Refusal,
     telemetry::Telemetry,
@@ -33,10 +33,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{
-    Request, Response, Status,
-    metadata::MetadataMap,
-    service::interceptor::InterceptedService,
-    transport::{Server, server::TcpIncoming},
+    Request, Response, Status, metadata::MetadataMap, service::interceptor::InterceptedService,
+    transport::server::TcpIncoming,
 };
 use tonic_health::server::HealthReporter;
 
@@ -44,11 +42,6 @@ use tonic_health::server::HealthReporter;
 const DEADLINE_DEFAULT: Duration = Duration::from_secs(10);
 /// Longest time that a caller may ask for.
 const DEADLINE_MAX: Duration = Duration::from_secs(60);
-/// Calls under way on one connection.
-const CALLS_PER_CONNECTION: usize = 256;
-/// When an idle peer is asked whether it is still there, and how long it may take to say so.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-const KEEPALIVE_MAX: Duration = Duration::from_secs(5);
 /// Longest reason for a new key: it goes to the log.
 const WHY_BYTES_MAX: usize = 256;
 
@@ -62,17 +55,17 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, drain: Cancell
     let service = DataNodeServer::new(Service { node: Arc::clone(&node) })
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let server = Server::builder()
+    let door = node.trust.door(node.limits);
+    let server = door
+        .server()
         .layer(Telemetry::new(entropy::key()))
         .layer(node.counters.clone())
-        .layer(node.trust.guard())
-        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
-        .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
-        .http2_keepalive_timeout(Some(KEEPALIVE_MAX))
+        .layer(door.guard())
+        .layer(door.admission())
         .add_service(health_server)
         .add_service(InterceptedService::new(service, Check))
         .serve_with_incoming_shutdown(
-            node.trust.incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
+            door.incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
             drain.clone().cancelled_owned(),
         );
     let watched = tokio::spawn(report_health(node, health, drain));
@@ -106,7 +99,7 @@ async fn report_health(node: Arc<Node>, health: HealthReporter, drain: Cancellat
 #[tonic::async_trait]
 impl DataNode for Service {
     async fn arm(&self, request: Request<v1::ArmRequest>) -> Result<Response<v1::ArmReply>, Status> {
-        let deadline = deadline(request.metadata());
+        let deadline = until(request.metadata());
         let caller = Caller::of(request.extensions());
         let request = request.into_inner();
         if self.node.draining() {
@@ -133,7 +126,7 @@ impl DataNode for Service {
     }
 
     async fn commit(&self, request: Request<v1::CommitRequest>) -> Result<Response<v1::CommitReply>, Status> {
-        let deadline = deadline(request.metadata());
+        let deadline = until(request.metadata());
         let caller = Caller::of(request.extensions());
         let request = request.into_inner();
         caller.is_writer(convert::writer_id(&request.writer)?, "Commit")?;
@@ -158,7 +151,7 @@ impl DataNode for Service {
         &self,
         request: Request<v1::MoveCopiesRequest>,
     ) -> Result<Response<v1::MoveCopiesReply>, Status> {
-        let deadline = deadline(request.metadata());
+        let deadline = until(request.metadata());
         Ok(Response::new(moves::carry_out(&self.node, request.into_inner(), deadline).await?))
     }
 
@@ -190,7 +183,7 @@ impl DataNode for Service {
         &self,
         request: Request<v1::ReportDamageRequest>,
     ) -> Result<Response<v1::ReportDamageReply>, Status> {
-        let deadline = deadline(request.metadata());
+        let deadline = until(request.metadata());
         Ok(Response::new(damage::report(&self.node, request.into_inner(), deadline).await?))
     }
 
@@ -199,13 +192,13 @@ impl DataNode for Service {
         &self,
         request: Request<v1::RotateRegionRequest>,
     ) -> Result<Response<v1::RotateRegionReply>, Status> {
-        let deadline = deadline(request.metadata());
+        let deadline = until(request.metadata());
         Ok(Response::new(rotate(&self.node, request.into_inner(), deadline).await?))
     }
 
     // For administrators.
     async fn rotate_key(&self, request: Request<v1::RotateKeyRequest>) -> Result<Response<v1::RotateKeyReply>, Status> {
-        let deadline = deadline(request.metadata());
+        let deadline = until(request.metadata());
         Ok(Response::new(resign::rotate_key(&self.node, request.into_inner().why, deadline).await?))
     }
 
@@ -334,41 +327,7 @@ pub(crate) fn arm_refusal(error: &ArmError) -> Refusal {
 }
 
 /// When the caller stops waiting, less a little for the way back.
-fn deadline(metadata: &MetadataMap) -> Instant {
-    let asked = metadata.get("grpc-timeout").and_then(|value| timeout(value.to_str().ok()?));
-    let wait = asked.unwrap_or(DEADLINE_DEFAULT).min(DEADLINE_MAX);
+fn until(metadata: &MetadataMap) -> Instant {
+    let wait = deadline::of(metadata.as_ref()).unwrap_or(DEADLINE_DEFAULT).min(DEADLINE_MAX);
     Instant::now() + wait - wait / 20
-}
-
-/// A gRPC timeout: at most 8 digits and a unit.
-fn timeout(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let count: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(count * 3600),
-        "M" => Duration::from_secs(count * 60),
-        "S" => Duration::from_secs(count),
-        "m" => Duration::from_millis(count),
-        "u" => Duration::from_micros(count),
-        "n" => Duration::from_nanos(count),
-        _ => return None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_grpc_timeout_has_at_most_eight_digits_and_a_unit() {
-        assert_eq!(timeout("10S"), Some(Duration::from_secs(10)));
-        assert_eq!(timeout("1500m"), Some(Duration::from_millis(1500)));
-        assert_eq!(timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
-        for wrong in ["", "S", "10", "10x", "-1S", "123456789n", "1 S", "ü"] {
-            assert_eq!(timeout(wrong), None, "{wrong:?}");
-        }
-    }
 }

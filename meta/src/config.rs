@@ -3,7 +3,7 @@
 use crate::{clock::WallClock, error::MetaError};
 pub use quarry_meta_state::shard::Marks;
 pub use quarry_raft::Timing;
-use quarry_trust::Trust;
+use quarry_trust::{Limits, Trust};
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{ClusterUuid, NodeId},
@@ -36,6 +36,8 @@ pub struct MetaConfig {
     pub certificate: Signed<Certificate>,
     /// How it proves who it is, and whom it lets in.
     pub trust: Trust,
+    /// What the clients of its gRPC server may use up.
+    pub limits: Limits,
     /// Shards of the cluster; the same on every node, fixed when the cluster is made.
     pub shards: u32,
     /// Heartbeats and elections.
@@ -80,6 +82,7 @@ impl MetaConfig {
             key,
             certificate,
             trust,
+            limits: Limits::default(),
             shards: 1,
             timing: Timing::default(),
             snapshot_after_entries: 50_000,
@@ -99,6 +102,7 @@ impl MetaConfig {
         if self.node.0 == 0 {
             return Err(settings("node must be 1 or more, 0 stands for no node".to_owned()));
         }
+        self.limits.check().map_err(|error| settings(error.to_string()))?;
         if self.shards == 0 || self.shards > SHARDS_MAX {
             return Err(settings(format!("shards must be 1 to {SHARDS_MAX}, found {}", self.shards)));
         }

@@ -32,22 +32,13 @@ use quarry_wire::{
 };
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
-    net::TcpListener,
     task::JoinSet,
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Request, Status,
-    service::interceptor::InterceptedService,
-    transport::{Server, server::TcpIncoming},
-};
+use tonic::{Request, Status, service::interceptor::InterceptedService, transport::server::TcpIncoming};
 use tonic_health::server::HealthReporter;
 
-/// Calls at once on one connection.
-const STREAMS_PER_CONNECTION: u32 = 4096;
-/// A connection without traffic is asked whether it is alive this often, and closed when it does not answer for as long.
-const KEEPALIVE: Duration = Duration::from_secs(20);
 /// How long connections may take to close once all calls have ended.
 const CLOSING: Duration = Duration::from_secs(1);
 /// The generation in which every cluster begins: shards are made with it, later ones come through the feed.
@@ -85,7 +76,7 @@ impl MetaNode {
             .await
             .map_err(|error| MetaError::Disk { doing: "claim the folder".to_owned(), source: error.into() })??;
         let listening = |source| MetaError::Listen { address: config.listen.to_string(), source };
-        let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
+        let listener = quarry_trust::listen(config.listen).map_err(listening)?;
         let address = listener.local_addr().map_err(listening)?;
         let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
 
@@ -127,13 +118,13 @@ impl MetaNode {
         looking.spawn(health::report(Arc::clone(&core), health.clone()));
         let stop = CancellationToken::new();
         let service = Service::new(Arc::clone(&core));
-        let router = Server::builder()
+        let door = core.config.trust.door(core.config.limits);
+        let router = door
+            .server()
             .layer(Telemetry::new(core.config.wall.now_ms() << 20))
             .layer(core.counters.clone())
-            .layer(core.config.trust.guard())
-            .max_concurrent_streams(STREAMS_PER_CONNECTION)
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .layer(door.guard())
+            .layer(door.admission())
             .add_service(health_service)
             .add_service(InterceptedService::new(core.host.service(), prove))
             .add_service(InterceptedService::new(
@@ -148,7 +139,7 @@ impl MetaNode {
                 AdminServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX),
                 Check,
             ));
-        let incoming = core.config.trust.incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+        let incoming = door.incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         let mut server = JoinSet::new();
         server.spawn(router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()));
         tracing::info!(node = %core.config.node, %address, "serving");

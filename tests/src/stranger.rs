@@ -6,18 +6,18 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
 };
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// Longest time for a server to make up its mind.
 const ANSWER: Duration = Duration::from_secs(10);
 /// What a client of HTTP/2 says first: the preface, and settings.
-const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+pub const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 /// What a server did with the stranger.
 #[derive(Debug)]
@@ -28,11 +28,12 @@ pub struct Met {
     pub answer: Result<Vec<u8>, String>,
 }
 
-/// Meets the server at `address` with the certificate and key of this PEM text, or with none.
+/// How a client that believes everybody shows the certificate and key of this PEM text, or none.
 ///
 /// # Panics
-/// If nobody listens there, the text holds no credentials, or the server neither answers nor hangs up.
-pub async fn meet(address: &str, pem: Option<&str>) -> Met {
+/// If the text holds no credentials.
+#[must_use]
+pub fn showing(pem: Option<&str>) -> TlsConnector {
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -48,10 +49,33 @@ pub async fn meet(address: &str, pem: Option<&str>) -> Met {
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
-    let socket = TcpStream::connect(address).await.expect("somebody listens");
+    TlsConnector::from(Arc::new(config))
+}
+
+async fn reach(address: &str, client: &TlsConnector) -> io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from("stranger").expect("a name");
+    client.connect(name, TcpStream::connect(address).await?).await
+}
+
+/// Connects to the server at `address` and says `words`.
+///
+/// # Errors
+/// If the server hangs up.
+pub async fn say(address: &str, client: &TlsConnector, words: &[u8]) -> io::Result<TlsStream<TcpStream>> {
+    let mut stream = reach(address, client).await?;
+    stream.write_all(words).await?;
+    stream.flush().await?;
+    Ok(stream)
+}
+
+/// Meets the server at `address` with the certificate and key of this PEM text, or with none.
+///
+/// # Panics
+/// If the text holds no credentials, or the server neither answers nor hangs up.
+pub async fn meet(address: &str, pem: Option<&str>) -> Met {
+    let client = showing(pem);
     let met = async {
-        let mut stream = match TlsConnector::from(Arc::new(config)).connect(name, socket).await {
+        let mut stream = match reach(address, &client).await {
             Ok(stream) => stream,
             Err(error) => return Met { shown: None, answer: Err(error.to_string()) },
         };

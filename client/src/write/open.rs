@@ -4,6 +4,7 @@
 //! The shard grants fewer slots by itself when there is less room.
 
 use crate::{
+    control::Node,
     core::Core,
     endpoints::Direction,
     error::{CallError, PutError},
@@ -162,10 +163,16 @@ async fn arm_all(core: &Core, grant: &Granted, deadline: Instant) -> (Vec<Armed>
 /// Arms the grant on one holder. Repeated, it answers the same as long as the grant is armed there, and is refused afterwards.
 pub(crate) async fn arm(core: &Core, grant: &Granted, node: NodeId, until: Instant) -> Result<Armed, Fault> {
     let request = v1::ArmRequest { grant: grant.signed.clone(), writer: core.writer_bytes.clone() };
-    let reply = core
-        .control
-        .try_node(node, "Arm", request, until, |mut node, request| async move { node.arm(request).await })
-        .await?;
+    let send = |mut node: Node, request| async move { node.arm(request).await };
+    let reply = loop {
+        let fault = match core.control.try_node(node, "Arm", request.clone(), until, send).await {
+            Ok(reply) => break reply,
+            Err(fault) => fault,
+        };
+        // A node that has too much to do just now has not failed.
+        let Some(after) = fault.come_again().filter(|after| Instant::now() + *after < until) else { return Err(fault) };
+        core.control.pause(after).await;
+    };
     if reply.base.checked_add(grant.statement.slab_bytes()).is_none() {
         return Err(Fault::Transport(format!("base {:#x} plus the slab's length is no address", reply.base)));
     }

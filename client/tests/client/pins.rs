@@ -156,8 +156,12 @@ async fn refusals_of_pins_say_what_there_is_too_much_of_and_when_to_come_again()
     let (double, client, blocks) = cluster(2, Options::default()).await;
     blocks.put("key", "value").await.unwrap();
     let names = [key("key")];
-    let limited =
-        v1::TooManyRequests { resource: "pins of one client in a shard".to_owned(), limit: 7, retry_after_ms: 90_000 };
+    let limited = v1::TooManyRequests {
+        resource: "pins of one client in a shard".to_owned(),
+        limit: 7,
+        found: 8,
+        retry_after_ms: 90_000,
+    };
     double.faults().refuse_pins.push_back(Refusal::TooManyRequests(limited));
     match blocks.pin(&names, MINUTE).await {
         Err(PinError::TooMany { resource, limit, retry_after }) => {

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use quarry_wire::{
     grant::{Class, Purpose},
     ids::{Generation, NamespaceId, Ordinal, ShardId},
+    limits::LANES_MAX,
     units::{SlotCount, SlotSize},
 };
 
@@ -197,6 +198,27 @@ fn beyond_the_cap_writers_share_and_a_forced_close_hits_all_of_them() {
         assert_eq!(again, Err(ArmRefusal::LaneClosed { grant: id(sequence) }));
     }
     let _ = new_lane(arm(&mut claims, at(13), &grant(3, 1, 3, 0, 2, 1)));
+}
+
+#[test]
+fn four_hundred_writers_share_the_lanes_of_a_node_by_hash_and_none_is_refused() {
+    let mut claims = Claims::new(NODE, LANES_MAX);
+    claims.begin(REGION, LIFE, 4 * LENGTH);
+    let mut on: BTreeMap<LaneId, u32> = BTreeMap::new();
+    for number in 0..400_u64 {
+        let mut grant = (*grant(number + 1, 1, 1, 0, 0, 1)).clone();
+        let mut random = [0; 16];
+        // As random as those of real writers.
+        random[..8].copy_from_slice(&(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8).to_le_bytes());
+        grant.writer = WriterId(random);
+        grant.holders[0].extent = ExtentIndex(u32::try_from(number * SLOT / (4 * EXTENT)).unwrap());
+        grant.holders[0].base = Offset(number * SLOT);
+        let (lane, closing) = new_lane(arm(&mut claims, at(0), &Arc::new(grant)));
+        assert!(closing.is_empty(), "nobody is closed for another's sake");
+        *on.entry(lane).or_default() += 1;
+    }
+    assert_eq!((on.len(), claims.open_lanes(), claims.open_claims()), (LANES_MAX, LANES_MAX, 400));
+    assert!(on.values().all(|writers| *writers <= 8), "{on:?}");
 }
 
 #[test]

@@ -5,7 +5,9 @@
 mod arms;
 mod commits;
 mod damage;
+mod fencing;
 mod keys;
+mod limits;
 mod lives;
 mod moves;
 mod rotations;

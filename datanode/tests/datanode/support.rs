@@ -44,7 +44,7 @@ use std::{
 use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
 use tonic::{
     Request, Response, Status,
-    service::interceptor::InterceptedService,
+    service::{Interceptor as _, interceptor::InterceptedService},
     transport::{Channel, Server, server::TcpIncoming},
 };
 
@@ -130,6 +130,8 @@ pub(crate) struct DoubleState {
     pub(crate) asked_up_to: Vec<Option<u64>>,
     /// What nodes said of copies that were complained of. Those without a whole frame go.
     pub(crate) checked: Vec<v1::CheckCopyRequest>,
+    /// No call of anybody reaches it now.
+    pub(crate) cut_off: bool,
     /// It takes no records now.
     pub(crate) takes_no_records: bool,
     lives: BTreeMap<RegionId, (Incarnation, Bytes)>,
@@ -166,9 +168,13 @@ impl Double {
         let listener = TcpListener::bind((LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let serves = Serves(Arc::clone(&state));
+        let reached = Arc::clone(&state);
+        let check = move |request: Request<()>| {
+            if reached.lock().cut_off { Err(Status::unavailable("cut off")) } else { Check.call(request) }
+        };
         let server = Server::builder()
-            .add_service(InterceptedService::new(ControlServer::new(serves.clone()), Check))
-            .add_service(InterceptedService::new(RegistryServer::new(serves), Check))
+            .add_service(InterceptedService::new(ControlServer::new(serves.clone()), check.clone()))
+            .add_service(InterceptedService::new(RegistryServer::new(serves), check))
             .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
         let server = tokio::spawn(async { server.await.unwrap() });
         Self { state, address, _server: Arc::new(Running(server)) }
@@ -478,6 +484,7 @@ pub(crate) fn config(double: &Double, id: NodeId, folder: &std::path::Path) -> D
         certificate: certify(id, Role::DataNode, &node_key(id)),
         key_source: None,
         trust: quarry_trust::Trust::off(),
+        limits: quarry_trust::Limits::default(),
         region_bytes: vec![REGION_BYTES],
         populate: false,
         fabric_bind: LOCALHOST,

@@ -181,6 +181,7 @@ async fn create_namespace(
                 NamespaceRefusal::TooMany { most } => Refusal::TooManyRequests(v1::TooManyRequests {
                     resource: "namespaces of this generation".to_owned(),
                     limit: most.into(),
+                    found: u64::from(most) + 1,
                     retry_after_ms: 0,
                 }),
             });

@@ -142,6 +142,7 @@ fn pin_refused(refusal: PinRefusal) -> Refusal {
         Refusal::TooManyRequests(v1::TooManyRequests {
             resource: resource.to_owned(),
             limit: limit.into(),
+            found: u64::from(limit) + 1,
             retry_after_ms: millis(retry_after),
         })
     };

@@ -12,6 +12,7 @@ use figment::{
     value::Value,
 };
 use quarry_meta::{Marks, SHARDS_MAX};
+use quarry_trust::Limits;
 use quarry_wire::limits::{EXTENT_BYTES, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
@@ -122,6 +123,9 @@ pub struct MetaFile {
     /// How much room is kept by letting cache values go.
     #[serde(default)]
     pub eviction: EvictionSection,
+    /// What clients may use up of its gRPC server.
+    #[serde(default)]
+    pub limits: Limits,
     /// Where it tells of itself.
     #[serde(default)]
     pub admin: AdminSection,
@@ -146,6 +150,9 @@ pub struct DataNodeFile {
     /// Its signs of life.
     #[serde(default)]
     pub membership: DataMembershipSection,
+    /// What clients may use up of its gRPC server.
+    #[serde(default)]
+    pub limits: Limits,
     /// Where it tells of itself.
     #[serde(default)]
     pub admin: AdminSection,
@@ -388,6 +395,9 @@ impl ConfigFile for MetaFile {
         if !(1..=SHARDS_MAX).contains(&raft.shards) {
             return Some(("raft.shards", format!("1 to {SHARDS_MAX}"), raft.shards.to_string()));
         }
+        if let Err(wrong) = self.limits.check() {
+            return Some((wrong.name, wrong.expected, wrong.found.to_string()));
+        }
         if raft.snapshot_after_entries == 0 {
             return Some(("raft.snapshot_after_entries", more_than(0), "0".to_owned()));
         }
@@ -426,6 +436,9 @@ impl ConfigFile for DataNodeFile {
         {
             let found = humantime::format_duration(every).to_string();
             return Some(("fabric.rotate_every", "1s to 366days".to_owned(), found));
+        }
+        if let Err(wrong) = self.limits.check() {
+            return Some((wrong.name, wrong.expected, wrong.found.to_string()));
         }
         let (least, most) = HEARTBEAT_MS;
         let heartbeat = self.membership.heartbeat_ms;
@@ -662,6 +675,8 @@ mod tests {
             assert_eq!(wrong("raft.election_ms_min=200"), ("raft.election_ms_min".to_owned(), "200".to_owned()));
             for (key, found) in [
                 ("raft.shards", "100000"),
+                ("limits.connections_max", "0"),
+                ("limits.calls_per_client_max", "1000000"),
                 ("raft.heartbeat_ms", "0"),
                 ("raft.heartbeat_ms", "9223372036854775808"),
                 ("raft.election_ms_max", "18446744073709551615"),
@@ -757,6 +772,7 @@ mod tests {
                 "memory.region_bytes=[1048577]",
                 "memory.region_bytes=[1074790400]",
                 "fabric.lanes_max=0",
+                "limits.bytes_max=0",
                 "fabric.lanes_max=100000",
                 "membership.heartbeat_ms=0",
                 "membership.heartbeat_ms=60001",

@@ -113,13 +113,18 @@ pub fn node_role(name: &str) -> Result<Role, String> {
 mod tests {
     use super::*;
     use quarry_client::{Clock as _, SystemClock};
-    use quarry_trust::{Expect, Trust};
+    use quarry_trust::{Expect, Limits, Trust};
     use quarry_wire::ids::NodeId;
     use std::path::PathBuf;
-    use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        task::JoinHandle,
+        time::Instant,
+    };
     use tonic::{
         Status,
-        transport::{Channel, Endpoint, Server, server::TcpIncoming},
+        transport::{Channel, Endpoint, server::TcpIncoming},
     };
 
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -166,8 +171,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (_, health) = tonic_health::server::health_reporter();
-        let incoming = trust.incoming(TcpIncoming::from(listener));
-        let server = Server::builder().layer(trust.guard()).add_service(health).serve_with_incoming(incoming);
+        let door = trust.door(Limits::default());
+        let router = door.server().layer(door.guard()).layer(door.admission()).add_service(health);
+        let server = router.serve_with_incoming(door.incoming(TcpIncoming::from(listener)));
         Served(address, tokio::spawn(async move { server.await.unwrap() }))
     }
 
@@ -219,6 +225,28 @@ mod tests {
         assert!(why.contains("does not speak TLS"), "{why}");
         let why = meet(&Trust::off(), &data, Expect::ANY).await.unwrap_err();
         assert!(why.contains("speaks TLS and this side does not"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_crowd_that_connects_and_says_nothing_keeps_nobody_out() {
+        let world = World::new();
+        let server = serve(&world.trust("1", &world.node(Role::Meta, 1))).await;
+        let client = world.trust("client", &world.writer());
+        // More than may prove at once who they are, and none of them does: the first byte of a hello, and no more.
+        let mut crowd = Vec::new();
+        for _ in 0..1_200 {
+            let mut silent = TcpStream::connect(&server.0).await.unwrap();
+            // Whoever took longest may have been sent away by now.
+            drop(silent.write_all(&[0x16]).await);
+            crowd.push(silent);
+        }
+        assert!(meet(&client, &server, Expect::META).await.is_ok());
+        // Newcomers took the places of the first.
+        let first = until("the first is sent away", async || {
+            let mut byte = [0];
+            tokio::time::timeout(Duration::from_millis(1), crowd[0].read(&mut byte)).await.ok()
+        });
+        assert!(!matches!(first.await, Ok(1..)), "nothing is said to it");
     }
 
     #[tokio::test]

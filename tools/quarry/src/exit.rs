@@ -202,6 +202,13 @@ fn by_call(call: &CallError, shown: &impl ToString) -> Failure {
     if failure.code == Code::NotFound {
         return failure.hint("quarry namespace create NAME makes a namespace, quarry namespace list shows all");
     }
+    if let CallError::Refused(refusal) = call
+        && matches!(**refusal, Refusal::TooManyRequests(_))
+    {
+        return failure.hint(
+            "quarry top shows who has what; [limits] in the configuration of that node sets what clients may use up",
+        );
+    }
     failure
 }
 

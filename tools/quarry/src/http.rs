@@ -1,9 +1,9 @@
 //! The admin port of a process: `/metrics`, `/livez`, `/readyz`, `/status` over HTTP.
 //!
-//! It is there before the node is, so that a supervisor can tell a process that recovers from one that hangs. Reading changes nothing.
+//! Serves few at a time, and each for a short time (`few.rs`). It is there before the node is, so that a supervisor can tell a process that recovers from one that hangs. Reading changes nothing.
 //! Alive: the process answers and its node has not failed for good. Ready: the node has recovered and serves.
 
-use crate::exit::Failure;
+use crate::{exit::Failure, few};
 use axum::{
     Router,
     extract::State,
@@ -136,11 +136,7 @@ impl AdminPort {
             .route("/status", get(status))
             .with_state(Arc::clone(&shown));
         let mut work = JoinSet::new();
-        work.spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "the admin port is closed");
-            }
-        });
+        work.spawn(few::serve(listener, router));
         let upkeep = shown.exporter.clone();
         work.spawn(async move {
             let mut ticks = interval(UPKEEP);

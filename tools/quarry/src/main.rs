@@ -3,7 +3,9 @@
 mod bench;
 mod cli;
 mod demo;
+mod descriptors;
 mod doctor;
+mod few;
 mod http;
 mod keys;
 mod logs;

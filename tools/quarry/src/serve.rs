@@ -2,6 +2,7 @@
 
 use crate::{
     cli::{DaemonArgs, LogFormat},
+    descriptors,
     exit::Failure,
     http::{AdminPort, Probe},
     logs,
@@ -46,6 +47,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     );
     config.listen = file.node.listen;
     config.advertise = file.node.advertise;
+    config.limits = file.limits;
     config.shards = file.raft.shards;
     config.timing = Timing {
         heartbeat: ms(file.raft.heartbeat_ms),
@@ -61,6 +63,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     }
     logs::start(Some(node), logs::DAEMON, log_format)?;
     tell_of(&trust);
+    descriptors::fit(&mut config.limits);
     let mut end = End::new()?;
     let admin = AdminPort::open("meta", node, file.admin.listen).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
@@ -100,6 +103,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
         key: identity.key,
         certificate: identity.certificate,
         key_source: Some(Arc::new(KeyFile { path: file.node.key.clone(), cluster: cluster.uuid, root: cluster.root })),
+        limits: file.limits,
         region_bytes: file.memory.region_bytes,
         populate: file.memory.populate,
         fabric_bind: file.fabric.bind,
@@ -117,6 +121,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
     }
     logs::start(Some(node), logs::DAEMON, log_format)?;
     tell_of(&trust);
+    descriptors::fit(&mut config.limits);
     let mut end = End::new()?;
     let admin = AdminPort::open("datanode", node, file.admin.listen).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));

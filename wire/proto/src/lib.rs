@@ -6,6 +6,7 @@
 pub mod call_id;
 pub mod convert;
 pub mod counters;
+pub mod deadline;
 pub mod protocol;
 pub mod refusal;
 pub mod telemetry;

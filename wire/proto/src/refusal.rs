@@ -66,6 +66,7 @@ impl Kind {
             Self::NoSpace(it) => &it.resource,
             Self::TooManyRequests(it) => &it.resource,
             Self::TooFewNodes(_) => "data nodes",
+            Self::TooLarge(it) => &it.what,
             _ => "",
         };
         resource.split(" (").next().unwrap_or_default()
@@ -168,11 +169,13 @@ impl fmt::Display for Kind {
                 ordinal(it.found)
             ),
             Self::AlreadyBootstrapped(it) => write!(f, "this node already belongs to cluster {}", hex(&it.cluster)),
-            Self::TooManyRequests(it) => write!(
-                f,
-                "too many requests: {} is limited to {}; try again in {} ms",
-                it.resource, it.limit, it.retry_after_ms
-            ),
+            Self::TooManyRequests(it) => {
+                write!(f, "too many requests: {} is limited to {}", it.resource, it.limit)?;
+                if it.found > 0 {
+                    write!(f, ", found {}", it.found)?;
+                }
+                if it.retry_after_ms > 0 { write!(f, "; try again in {} ms", it.retry_after_ms) } else { Ok(()) }
+            }
             Self::VersionAhead(it) => write!(
                 f,
                 "the version's clock is {} ms, the leader's is {} ms: more than {} ms ahead; set the writer's clock",
@@ -228,5 +231,14 @@ mod tests {
         let resource = "memory (4096 bytes in one piece)".to_owned();
         assert_eq!(Kind::NoSpace(v1::NoSpace { resource, ..Default::default() }).resource(), "memory");
         assert_eq!(Kind::malformed("a", "b", "c").resource(), "");
+    }
+
+    #[test]
+    fn a_limit_is_told_with_what_was_found_and_when_to_come_again() {
+        let mut it = v1::TooManyRequests { resource: "calls".into(), limit: 7, retry_after_ms: 50, found: 8 };
+        let told = Kind::TooManyRequests(it.clone()).to_string();
+        assert_eq!(told, "too many requests: calls is limited to 7, found 8; try again in 50 ms");
+        (it.found, it.retry_after_ms) = (0, 0);
+        assert_eq!(Kind::TooManyRequests(it).to_string(), "too many requests: calls is limited to 7");
     }
 }

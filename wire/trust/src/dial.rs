@@ -169,7 +169,7 @@ impl Connector {
         socket.set_nodelay(true)?;
         let Some(credentials) = &self.credentials else {
             let expects_http = Some((Arc::clone(&self.troubles), address.to_owned()));
-            return Ok(Stream(Inner::Plain { socket, expects_http }));
+            return Ok(Stream { inner: Inner::Plain { socket, expects_http }, watch: None });
         };
         let own = credentials.current();
         // Servers are known by their identities, whatever they are called.
@@ -188,7 +188,7 @@ impl Connector {
         if first.is_empty() {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the server at once").into());
         }
-        Ok(Stream(Inner::Tls { stream: Box::new(stream.into()), peer: Arc::new(peer) }))
+        Ok(Stream { inner: Inner::Tls { stream: Box::new(stream.into()), peer: Arc::new(peer) }, watch: None })
     }
 
     /// What a failed handshake means.

@@ -125,6 +125,10 @@ fn socket(extensions: &Extensions) -> Option<TcpConnectInfo> {
 
 impl<S> Guarded<S> {
     fn admit<In>(&self, request: &http::Request<In>) -> Result<Caller, Status> {
+        let connection = request.extensions().get::<Connection<TcpConnectInfo>>();
+        if let Some(refusal) = connection.and_then(|it| it.line.as_ref()?.turned_away.clone()) {
+            return Err(refusal.into());
+        }
         if !self.mutual {
             return Ok(Caller::Unchecked);
         }
@@ -133,8 +137,7 @@ impl<S> Guarded<S> {
             return Err(Status::unimplemented(format!("there is no call {path}")));
         };
         let expected = || roles.iter().map(ToString::to_string).collect();
-        let peer = request.extensions().get::<Connection<TcpConnectInfo>>().and_then(|it| it.peer.clone());
-        let Some(peer) = peer else {
+        let Some(peer) = connection.and_then(|it| it.peer.clone()) else {
             let found = "nobody: the connection shows no certificate".to_owned();
             return Err(
                 Refusal::Forbidden(v1::Forbidden { method: path.to_owned(), found, expected: expected() }).into()
@@ -162,7 +165,7 @@ mod tests {
         });
         let mut request = http::Request::builder().uri(path).body(()).unwrap();
         let socket = TcpConnectInfo { local_addr: None, remote_addr: None };
-        request.extensions_mut().insert(Connection { peer: peer.map(Arc::new), socket });
+        request.extensions_mut().insert(Connection { peer: peer.map(Arc::new), socket, line: None });
         let answer = Guard { mutual }.layer(server).oneshot(request).await.unwrap();
         match Status::from_header_map(answer.headers()) {
             Some(status) => Err(status),

@@ -1,27 +1,36 @@
 //! Trust between processes: who is at the other end of a connection, and what they may ask for.
 //!
 //! Decides how processes prove who they are (mutual TLS 1.3, certificates that the cluster's root key signed), how the certificate names
-//! them ([`Identity`]), and which role may make which call ([`table`], one file). Leaves to the services whether a call fits the one node or
+//! them ([`Identity`]), which role may make which call ([`table`], one file), and how much each may use up ([`Limits`]). Leaves to the services whether a call fits the one node or
 //! writer that it is about; they ask the [`Caller`]. Makes no certificates: that takes the root key, which no process has.
 //!
 //! Keeps *Known callers*: no call is served whose caller did not prove a role that may make it, and no node or writer is spoken for by another.
 #![warn(missing_docs)]
 
 mod accept;
+mod admission;
 mod anchor;
 mod credentials;
 mod dial;
+mod door;
 mod guard;
 pub mod identity;
+mod limits;
+mod room;
+mod seats;
 mod stream;
 pub mod table;
 
 pub use accept::Incoming;
+pub use admission::{Admission, Admitted, ReplyBody, RequestBody};
 pub use anchor::issuer;
 pub use credentials::CredentialsError;
 pub use dial::{Connector, DialError, Expect};
+pub use door::{Door, listen};
 pub use guard::{Caller, Guard, Guarded};
 pub use identity::Identity;
+pub use limits::{LimitError, Limits};
+pub use seats::{CONNECTIONS, TURNED_AWAY};
 pub use stream::{Connection, Stream};
 
 use credentials::Credentials;
@@ -36,11 +45,7 @@ use tonic::Status;
 
 /// Says what the metrics of this crate mean, to the recorder that is installed.
 pub fn describe_metrics() {
-    metrics::describe_counter!(
-        accept::REFUSED,
-        metrics::Unit::Count,
-        "Connections that were closed before any call, since their clients did not prove who they are, by reason."
-    );
+    door::describe_metrics();
 }
 
 /// How a process proves who it is and whom it believes. Cheap to clone; clones share it.
@@ -109,14 +114,9 @@ impl Trust {
         self.troubles.distrust(address, status)
     }
 
-    /// The connections among `arriving` whose clients prove who they are, or all without TLS.
-    pub fn incoming<A, S: 'static>(&self, arriving: A) -> Incoming<A, S> {
-        Incoming::new(arriving, self.credentials.clone())
-    }
-
-    /// What must stand before all services of a server.
+    /// The door of a server of this process.
     #[must_use]
-    pub fn guard(&self) -> Guard {
-        Guard { mutual: self.credentials.is_some() }
+    pub fn door(&self, limits: Limits) -> Door {
+        Door::new(self.credentials.clone(), limits)
     }
 }

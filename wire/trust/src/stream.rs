@@ -1,22 +1,84 @@
 //! A connection, with or without TLS, and who is at its other end.
+//!
+//! One that a server let in is watched: it ends if its client does not begin to speak, or leaves an answer where it is for too long.
 
-use crate::{dial::Troubles, identity::Identity};
+use crate::{
+    dial::Troubles,
+    identity::Identity,
+    limits::{FAREWELL_MAX, HELLO_MAX, REPLY_LOOK, REPLY_MAX},
+    seats::{CUT, Line, Seat},
+};
+use metrics::counter;
 use std::{
     io::{self, IoSlice},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep},
+};
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
 /// The type of a TLS record that carries an alert.
 const ALERT: u8 = 0x15;
 
+/// What a client of HTTP/2 says first: 24 bytes, and the head of a frame with its settings.
+const HELLO_BYTES: usize = 24 + 9;
+
 /// A connection to another process.
 #[derive(Debug)]
-pub struct Stream<S>(pub(crate) Inner<S>);
+pub struct Stream<S> {
+    pub(crate) inner: Inner<S>,
+    /// Of a connection that was accepted.
+    pub(crate) watch: Option<Box<Watch>>,
+}
+
+/// Watches over a connection that was let in.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    seat: Seat,
+    /// When it is looked at next.
+    next: Pin<Box<Sleep>>,
+    /// Bytes of the client's hello that came.
+    heard: usize,
+}
+
+impl Watch {
+    pub(crate) fn new(seat: Seat) -> Self {
+        let first = if seat.line.turned_away.is_some() { FAREWELL_MAX } else { HELLO_MAX };
+        Self { seat, next: Box::pin(sleep(first)), heard: 0 }
+    }
+
+    /// Fails once the client has been too slow, or has been told that there is no room for it.
+    fn poll(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.next.as_mut().poll(cx).is_ready() {
+            if self.seat.line.turned_away.is_some() {
+                return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "there is no room for this connection"));
+            }
+            let cut = |why, what| {
+                counter!(CUT, "why" => why).increment(1);
+                Err(io::Error::new(io::ErrorKind::TimedOut, what))
+            };
+            if self.heard < HELLO_BYTES {
+                return cut("hello", "the client did not begin to speak HTTP/2");
+            }
+            if self.seat.line.is_slow(REPLY_MAX) {
+                return cut("reply", "the client did not take an answer");
+            }
+            self.next.as_mut().reset(Instant::now() + REPLY_LOOK);
+        }
+        Ok(())
+    }
+}
+
+impl<S> Stream<S> {
+    fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        self.watch.as_mut().map_or(Ok(()), |watch| watch.poll(cx))
+    }
+}
 
 #[derive(Debug)]
 pub(crate) enum Inner<S> {
@@ -31,6 +93,16 @@ pub(crate) enum Inner<S> {
     },
 }
 
+impl<S> Inner<S> {
+    /// Who is at the other end, if that was proved.
+    pub(crate) fn peer(&self) -> Option<&Arc<Identity>> {
+        match self {
+            Self::Plain { .. } => None,
+            Self::Tls { peer, .. } => Some(peer),
+        }
+    }
+}
+
 /// What is known of a connection, to be found in the extensions of each of its requests.
 #[derive(Clone, Debug)]
 pub struct Connection<I> {
@@ -38,26 +110,27 @@ pub struct Connection<I> {
     pub peer: Option<Arc<Identity>>,
     /// What the socket says.
     pub socket: I,
+    pub(crate) line: Option<Arc<Line>>,
 }
 
 impl<S: Connected> Connected for Stream<S> {
     type ConnectInfo = Connection<S::ConnectInfo>;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        match &self.0 {
-            Inner::Plain { socket, .. } => Connection { peer: None, socket: socket.connect_info() },
-            Inner::Tls { stream, peer } => {
-                Connection { peer: Some(Arc::clone(peer)), socket: stream.get_ref().0.connect_info() }
-            }
-        }
+        let socket = match &self.inner {
+            Inner::Plain { socket, .. } => socket.connect_info(),
+            Inner::Tls { stream, .. } => stream.get_ref().0.connect_info(),
+        };
+        let line = self.watch.as_ref().map(|watch| Arc::clone(&watch.seat.line));
+        Connection { peer: self.inner.peer().cloned(), socket, line }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Inner<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
-            Inner::Plain { socket, expects_http: None } => Pin::new(socket).poll_read(cx, buf),
-            Inner::Plain { socket, expects_http } => {
+        match self.get_mut() {
+            Self::Plain { socket, expects_http: None } => Pin::new(socket).poll_read(cx, buf),
+            Self::Plain { socket, expects_http } => {
                 let before = buf.filled().len();
                 ready!(Pin::new(socket).poll_read(cx, buf))?;
                 let first = buf.filled().get(before).copied();
@@ -72,14 +145,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
                 }
                 Poll::Ready(Ok(()))
             }
-            Inner::Tls { stream, .. } => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls { stream, .. } => Pin::new(stream).poll_read(cx, buf),
         }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.watch(cx)?;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+        if let Some(watch) = &mut this.watch {
+            watch.heard = watch.heard.saturating_add(buf.filled().len() - before);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        this.watch(cx)?;
+        match &mut this.inner {
             Inner::Plain { socket, .. } => Pin::new(socket).poll_write(cx, buf),
             Inner::Tls { stream, .. } => Pin::new(stream).poll_write(cx, buf),
         }
@@ -90,28 +178,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        this.watch(cx)?;
+        match &mut this.inner {
             Inner::Plain { socket, .. } => Pin::new(socket).poll_write_vectored(cx, bufs),
             Inner::Tls { stream, .. } => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.0 {
+        match &self.inner {
             Inner::Plain { socket, .. } => socket.is_write_vectored(),
             Inner::Tls { stream, .. } => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        this.watch(cx)?;
+        match &mut this.inner {
             Inner::Plain { socket, .. } => Pin::new(socket).poll_flush(cx),
             Inner::Tls { stream, .. } => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        match &mut this.inner {
             Inner::Plain { socket, .. } => Pin::new(socket).poll_shutdown(cx),
             Inner::Tls { stream, .. } => Pin::new(stream).poll_shutdown(cx),
         }

@@ -56,6 +56,32 @@ pub fn callers(path: &str) -> Option<&'static [Role]> {
     CALLS.iter().find(|(call, _)| *call == path).map(|(_, roles)| *roles)
 }
 
+/// Whose calls share a room (see [`crate::Door::admission`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Of meta nodes to each other.
+    Raft,
+    /// Of nodes to others, for anything else.
+    Node,
+    /// Of administrators.
+    Admin,
+    /// Questions whether a server is well.
+    Health,
+    /// Of everybody else.
+    Client,
+}
+
+/// Whose call the one with this path is, by who may make it.
+pub(crate) fn kind(path: &str) -> Kind {
+    match callers(path) {
+        Some([Meta]) if path.starts_with("/quarry.raft.") => Kind::Raft,
+        Some([Meta] | [DataNode]) => Kind::Node,
+        Some([Admin, ..]) => Kind::Admin,
+        Some(_) if path.starts_with("/grpc.health.") => Kind::Health,
+        Some(_) | None => Kind::Client,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +113,26 @@ mod tests {
         let ours: BTreeSet<String> = listed.iter().filter(|path| path.starts_with("/quarry.")).cloned().collect();
         assert_eq!(ours, served);
         assert_eq!(listed.iter().collect::<BTreeSet<_>>().len(), listed.len(), "a call is listed once");
+    }
+
+    #[test]
+    fn every_call_has_its_room_by_who_makes_it() {
+        for (path, expected) in [
+            ("/quarry.raft.v1.Peer/Link", Kind::Raft),
+            ("/quarry.raft.v1.Peer/SendSnapshot", Kind::Raft),
+            ("/quarry.v1.Control/Publish", Kind::Node),
+            ("/quarry.v1.Registry/Heartbeat", Kind::Node),
+            ("/quarry.v1.DataNode/Confirm", Kind::Node),
+            ("/quarry.v1.DataNode/MoveCopies", Kind::Node),
+            ("/quarry.v1.Admin/Status", Kind::Admin),
+            ("/quarry.v1.Control/CreateNamespace", Kind::Admin),
+            ("/grpc.health.v1.Health/Watch", Kind::Health),
+            ("/quarry.v1.Control/Describe", Kind::Client),
+            ("/quarry.v1.Control/Grant", Kind::Client),
+            ("/quarry.v1.Control/Frobnicate", Kind::Client),
+        ] {
+            assert_eq!(kind(path), expected, "{path}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     identity::{IdentityError, Root},
 };
 use quarry_client::{Clock as _, Cluster, ClusterError, SystemClock, Tls};
-use quarry_trust::{CredentialsError, Identity, Trust};
+use quarry_trust::{CredentialsError, Identity, Limits, Trust};
 use quarry_wire::{
     certificate::Role,
     ids::{CertificateSerial, NodeId},
@@ -85,6 +85,8 @@ pub struct LocalSpec {
     pub eviction: EvictionSection,
     /// How often data nodes give a sign of life.
     pub heartbeat_ms: u64,
+    /// What clients may use up of each process.
+    pub limits: Limits,
     /// The libfabric provider; none: what this host has.
     pub provider: Option<String>,
     /// The `quarry` binary that is started.
@@ -110,6 +112,7 @@ impl LocalSpec {
             node_silence_ms: MetaMembershipSection::default().node_silence_ms,
             eviction: EvictionSection::default(),
             heartbeat_ms: DataMembershipSection::default().heartbeat_ms,
+            limits: Limits::default(),
             provider: None,
             binary,
             environment: Vec::new(),
@@ -379,6 +382,7 @@ impl Layout {
                 raft: spec.raft.clone(),
                 membership: MetaMembershipSection { node_silence_ms: spec.node_silence_ms },
                 eviction: spec.eviction.clone(),
+                limits: spec.limits,
                 admin: AdminSection::default(),
             }),
             Member::Data(_) => text(&DataNodeFile {
@@ -388,6 +392,7 @@ impl Layout {
                 memory: MemorySection { region_bytes: spec.region_bytes.clone(), populate: spec.populate },
                 fabric: FabricSection { provider: spec.provider.clone(), ..FabricSection::default() },
                 membership: DataMembershipSection { heartbeat_ms: spec.heartbeat_ms },
+                limits: spec.limits,
                 admin: AdminSection::default(),
             }),
         }
