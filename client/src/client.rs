@@ -71,12 +71,15 @@ pub struct NamespaceSpec {
     pub copies: u8,
     /// Fewest copies with which a value is accepted; by default two, or one if there is one copy.
     pub least: Option<u8>,
+    /// Most memory that its values have, in bytes, all copies counted; by default there is no limit. At its limit a namespace of class cache
+    /// loses the values that were not read for longest.
+    pub quota_bytes: Option<u64>,
 }
 
 impl NamespaceSpec {
     /// A namespace of class cache with two copies.
     pub fn cache(name: impl Into<String>) -> Self {
-        Self { name: name.into(), class: Class::Cache, copies: 2, least: None }
+        Self { name: name.into(), class: Class::Cache, copies: 2, least: None, quota_bytes: None }
     }
 }
 
@@ -142,6 +145,7 @@ impl Client {
             class: v1::Class::from(spec.class).into(),
             copies: u32::from(spec.copies),
             least: u32::from(spec.least.unwrap_or(0)),
+            quota_bytes: spec.quota_bytes.unwrap_or(0),
         };
         let made = core
             .control

@@ -364,6 +364,7 @@ async fn no_mutant_of_a_certificate_or_region_record_is_taken_and_none_of_a_regi
         class: v1::Class::Cache.into(),
         copies: 1,
         least: 1,
+        quota_bytes: 1 << 30,
     };
     abuse(&directory, "/quarry.v1.Control/CreateNamespace", &create, &mut seed).await;
     // Last: it moves leaders.

@@ -167,6 +167,7 @@ async fn fdatasync_precedes_the_acknowledgement_on_a_quorum() {
             class: v1::Class::Cache.into(),
             copies: 2,
             least: 0,
+            quota_bytes: 0,
         };
         let mut control = calls::control(&cluster.address(leader)).await.ok()?;
         let reply = calls::done(control.create_namespace(asked)).await.ok()?;

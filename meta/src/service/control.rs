@@ -158,6 +158,7 @@ async fn create_namespace(
     if asked.least != 0 {
         policy.least = unsigned("least", asked.least)?;
     }
+    policy.quota_bytes = (asked.quota_bytes > 0).then_some(asked.quota_bytes);
     let command = DirectoryCommand::CreateNamespace { request, name: name.clone(), policy };
     let done = core.directory.propose(command, deadline).await?;
     let id = match done.outcome {

@@ -255,12 +255,17 @@ impl Cluster {
     }
 
     pub(crate) async fn create_namespace(&self, name: &str, copies: u32) -> v1::Namespace {
+        self.create_limited(name, copies, 0).await
+    }
+
+    pub(crate) async fn create_limited(&self, name: &str, copies: u32, quota_bytes: u64) -> v1::Namespace {
         let request = v1::CreateNamespaceRequest {
             request: Some(self.request(0).await),
             name: name.to_owned(),
             class: v1::Class::Cache.into(),
             copies,
             least: 0,
+            quota_bytes,
         };
         self.ask(async |node: &Node| node.control().create_namespace(request.clone()).await)
             .await

@@ -50,6 +50,7 @@ async fn a_cluster_is_made_once() {
         class: v1::Class::Cache.into(),
         copies: 1,
         least: 0,
+        quota_bytes: 0,
     };
     let again = cluster.ask(async |node: &Node| node.control().create_namespace(request.clone()).await).await;
     assert_eq!(again, Err(Refusal::NamespaceExists(v1::NamespaceExists { id: made.id, name: "kv".into() })));
@@ -65,6 +66,7 @@ async fn a_namespace_that_cannot_be_is_refused_in_words_that_say_what_can() {
             class: v1::Class::Cache.into(),
             copies: 1,
             least: 0,
+            quota_bytes: 0,
         };
         wrong(&mut request);
         let refused = cluster.ask(async |node: &Node| node.control().create_namespace(request.clone()).await).await;

@@ -287,6 +287,9 @@ pub(crate) enum NamespaceCommand {
         /// Least copies to accept a value with; by default 2, or 1 if there is one copy.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3))]
         least: Option<u32>,
+        /// Most memory that its values have, all copies counted, such as 16GiB; at its limit a cache loses what was not read for longest.
+        #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+        quota: Option<u64>,
         #[command(flatten)]
         connect: Connect,
     },

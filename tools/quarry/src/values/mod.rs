@@ -42,14 +42,15 @@ async fn close(client: Client) {
 
 pub(crate) async fn namespace(command: NamespaceCommand, format: Format) -> Result<(), Failure> {
     match command {
-        NamespaceCommand::Create { name, class, copies, least, connect: to } => {
+        NamespaceCommand::Create { name, class, copies, least, quota, connect: to } => {
             let client = connect(&to).await?;
             let class = match class {
                 ClassArg::Cache => Class::Cache,
                 ClassArg::Durable => Class::Durable,
             };
             let small = |number: u32| u8::try_from(number).expect("the parser allows 1 to 3");
-            let spec = NamespaceSpec { name, class, copies: small(copies), least: least.map(small) };
+            let least = least.map(small);
+            let spec = NamespaceSpec { name, class, copies: small(copies), least, quota_bytes: quota };
             let made = client.create_namespace(spec).await?;
             match format {
                 Format::Json => line(of_namespace(made.info()))?,
