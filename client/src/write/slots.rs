@@ -1,7 +1,8 @@
 //! Slots, purely: which size a frame gets, how many a slab should have, and which one is next.
 //!
 //! Decides the trade between waste and the number of slabs that are open at once: payloads get eight sizes per doubling (so powers of two
-//! fit exactly and no payload wastes more than an eighth), large ones fit exactly, and headers get three sizes.
+//! fit exactly and no payload wastes more than an eighth), those of megabytes get thirty-two (few of them fit in an extent, so that a size
+//! rounded up may cost a whole slot of it), the largest fit exactly, and headers get three sizes.
 
 use quarry_wire::{
     frame::{HEADER_BYTES_MAX, header_bytes},
@@ -11,6 +12,12 @@ use std::ops::Range;
 
 /// From this size on payloads get slots of exactly their size.
 const EXACT_FROM: u64 = 4 << 20;
+/// From this size on there are [`FINE_STEPS`] sizes per doubling.
+const FINE_FROM: u64 = 1 << 20;
+/// Sizes per doubling of small payloads.
+const STEPS: u64 = 8;
+/// Sizes per doubling of large payloads.
+const FINE_STEPS: u64 = 32;
 /// Slots of a writer's first slab, unless it says at once that it needs more.
 const SLOTS_FIRST: u32 = 16;
 /// Bytes of a writer's first slab.
@@ -25,9 +32,14 @@ fn header_room(key_bytes: usize) -> u64 {
     room.unwrap_or(HEADER_BYTES_MAX) as u64
 }
 
-/// Payload room: eight steps per doubling.
+/// Payload room, in steps of the power of two at or below it.
 fn payload_room(payload_bytes: u64) -> u64 {
-    let step = if payload_bytes >= EXACT_FROM { 1 } else { payload_bytes.next_power_of_two() / 16 };
+    let doubling = payload_bytes.next_power_of_two() / 2;
+    let step = match payload_bytes {
+        EXACT_FROM.. => 1,
+        FINE_FROM.. => doubling / FINE_STEPS,
+        _ => doubling / STEPS,
+    };
     payload_bytes.next_multiple_of(step.max(FRAME_ALIGN as u64))
 }
 
@@ -156,9 +168,18 @@ mod tests {
 
     #[test]
     fn there_are_few_sizes() {
-        let sizes: std::collections::BTreeSet<_> =
-            (0..1 << 20).step_by(64).map(|payload| slot_size_for(32, payload).unwrap()).collect();
-        assert!(sizes.len() < 110, "{} sizes below 1 MiB", sizes.len());
+        let sizes = |payloads: Range<u64>| {
+            let sizes = payloads.step_by(64).map(|payload| slot_size_for(32, payload).unwrap());
+            sizes.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        let (small, large) = (sizes(0..FINE_FROM), sizes(FINE_FROM..EXACT_FROM));
+        assert!(small < 110 && large <= 66, "{small} sizes below 1 MiB, {large} from there to 4 MiB");
+    }
+
+    #[test]
+    fn values_of_four_million_bytes_lie_four_to_an_extent_of_sixteen_mebibytes() {
+        let size = u64::from(slot_size_for(40, 4_000_000).unwrap());
+        assert_eq!((16 << 20) / size, 4, "{size} bytes a slot");
     }
 
     #[test]
