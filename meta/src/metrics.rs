@@ -164,6 +164,10 @@ pub(crate) fn stand(shard: &HostedShard) {
     {
         gauge!(SLOTS, "shard" => id.clone(), "state" => state).set(slots as f64);
     }
+    for counted in [EVICTED_SLABS, EVICTED_VALUES, EVICTED_BYTES] {
+        // Shown before the first one.
+        counter!(counted, "shard" => id.clone()).increment(0);
+    }
     gauge!(GRANTS_LIVE, "shard" => id.clone()).set(standing.grants as f64);
     gauge!(PINS, "shard" => id.clone()).set(standing.pins as f64);
     gauge!(KEYS, "shard" => id.clone()).set(standing.keys as f64);

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what is unwrapped here is what the tests prove")]
 
 mod cluster;
+mod eviction;
 mod leaders;
 mod nodes;
 mod pins;

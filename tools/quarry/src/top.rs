@@ -125,6 +125,14 @@ fn row(role: &str, node: u64, address: &str, before: Option<&Scrape>, now: &Scra
         .into_iter()
         .map(|group| (group, now.sum("quarry_raft_term", &[("group", group)])))
         .collect();
+    // Those that name no resource are about something else than space or load.
+    let refusals: BTreeMap<&str, f64> = now
+        .label_values("quarry_rpc_refusals_total", "resource")
+        .into_iter()
+        .filter(|resource| !resource.is_empty())
+        .filter_map(|resource| Some((resource, rate("quarry_rpc_refusals_total", &[("resource", resource)])?)))
+        .filter(|(_, rate)| *rate > 0.0)
+        .collect();
     let space = |state| now.sum("quarry_meta_space_bytes", &[("state", state)]);
     let slots = |state| now.sum("quarry_meta_slots", &[("state", state)]);
     json!({
@@ -153,6 +161,9 @@ fn row(role: &str, node: u64, address: &str, before: Option<&Scrape>, now: &Scra
         "granted_slots": slots("granted"),
         "committed_slots": slots("committed"),
         "pinned_slots": slots("pinned"),
+        "evicted_slabs_per_second": rate("quarry_meta_evicted_slabs_total", &[]),
+        "evicted_bytes_per_second": rate("quarry_meta_evicted_bytes_total", &[]),
+        "refusals_per_second": refusals,
         "pins": now.sum("quarry_meta_pins", &[]),
         "lanes": now.sum("quarry_datanode_lanes_open", &[]),
         "registered_bytes": now.sum("quarry_datanode_mr_registered_bytes", &[]),
@@ -175,9 +186,11 @@ fn text(rows: &[Value]) -> String {
         "slots g/c/p",
         "pins",
         "MiB f/g/c/p/q",
+        "MiB evicted/s",
         "lanes",
         "MiB mr",
         "MiB rss",
+        "refused/s",
     ]);
     for row in rows {
         let name = format!("{}-{}", row["role"].as_str().unwrap_or_default(), row["node"]);
@@ -197,6 +210,9 @@ fn text(rows: &[Value]) -> String {
             .map(|(_, term)| format!("{:.0}", term.as_f64().unwrap_or_default()))
             .collect();
         let p99 = row["commit_p99_seconds"].as_f64().map_or_else(|| "-".to_owned(), |p99| format!("{:.2}", p99 * 1e3));
+        let refused = row["refusals_per_second"].as_object().into_iter().flatten();
+        let refused: Vec<String> =
+            refused.map(|(resource, rate)| format!("{:.0} {resource}", rate.as_f64().unwrap_or_default())).collect();
         let space = ["free_bytes", "granted_bytes", "committed_bytes", "pinned_bytes", "quarantined_bytes"];
         let slots = ["granted_slots", "committed_slots", "pinned_slots"].map(whole).join("/");
         table.add_row(vec![
@@ -213,9 +229,11 @@ fn text(rows: &[Value]) -> String {
             only(meta, slots),
             only(meta, whole("pins")),
             only(meta, space.map(mib).join("/")),
+            only(meta, mib("evicted_bytes_per_second")),
             only(!meta, whole("lanes")),
             only(!meta, mib("registered_bytes")),
             mib("resident_bytes"),
+            refused.join(", "),
         ]);
     }
     table.to_string()
@@ -244,6 +262,24 @@ mod tests {
         assert_eq!(one["commit_p99_seconds"].as_f64(), Some(0.000_99));
         assert_eq!(shown(Some(scraped(10, 0)), scraped(0, 0))["commits_per_second"].as_f64(), Some(0.0));
         assert_eq!(shown(None, scraped(0, 0))["commits_per_second"], Value::Null);
+    }
+
+    #[test]
+    fn evictions_and_refusals_are_told_by_resource() {
+        let scraped = |evicted: u32, refused: u32| {
+            Scrape::parse(&format!(
+                "quarry_meta_evicted_bytes_total{{shard=\"1\"}} {evicted}\n\
+                 quarry_rpc_refusals_total{{kind=\"no_space\",resource=\"memory of data nodes\"}} {refused}\n\
+                 quarry_rpc_refusals_total{{kind=\"no_space\",resource=\"quota of namespace kv\"}} 7\n\
+                 quarry_rpc_refusals_total{{kind=\"not_leader\",resource=\"\"}} {refused}\n"
+            ))
+            .unwrap()
+        };
+        let shown = row("meta", 1, "m:1", Some(&scraped(0, 0)), &scraped(4 << 20, 6), 2.0);
+        assert_eq!(shown["evicted_bytes_per_second"].as_f64(), Some(f64::from(2 << 20)));
+        assert_eq!(shown["refusals_per_second"], json!({ "memory of data nodes": 3.0 }));
+        let text = text(&[shown]);
+        assert!(text.contains("3 memory of data nodes"), "{text}");
     }
 
     #[test]
