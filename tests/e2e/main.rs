@@ -10,6 +10,7 @@ mod commands;
 mod commits;
 mod doors;
 mod drops;
+mod eviction;
 mod leases;
 mod library;
 mod moves;
