@@ -50,6 +50,8 @@ pub struct MetaConfig {
     pub node_silence: Duration,
     /// When cache slabs are evicted: in thousandths of what a data node lends to a shard; `low: 0` turns eviction off.
     pub eviction: Marks,
+    /// How often a shard's leader looks whether an extent should be emptied; at most 16 MiB of slots are moved each time.
+    pub compact_every: Duration,
     /// Deadline of calls that bring none.
     pub call_deadline: Duration,
     /// How long a shutdown may take to hand over leaderships and finish calls.
@@ -89,6 +91,7 @@ impl MetaConfig {
             entries_kept: 1_000,
             node_silence: Duration::from_secs(10),
             eviction: Marks::default(),
+            compact_every: Duration::from_secs(1),
             call_deadline: Duration::from_secs(10),
             drain: Duration::from_secs(10),
             wall: WallClock::system(),

@@ -6,22 +6,26 @@
 //! knowledge that an older one had, only in another order.
 //!
 //! Giving a descriptor with a lease is use, by Resolve or Pin. Existence probes, lists and `stale` reads are none.
+//!
+//! Of a slab that was used lately and is to go all the same, because all others were used later, the values that were leased lately are moved to
+//! another slab first, if they are the lesser part of it, and if nobody waits for room.
 
 use crate::{
     core::{Core, HostedShard},
     door,
     hosted::OWN_PROPOSAL,
-    metrics,
+    metrics, moves,
+    recent::Recent,
 };
 use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{
     Shard,
-    shard::{Lack, Marks, ShardCommand, ShardOutcome, Victim},
+    shard::{Lack, Marks, ShardCommand, ShardOutcome, ValuePlace, Victim},
 };
 use quarry_raft::Term;
 use quarry_wire::{
     ids::{GrantId, Ordinal},
-    limits::COMMAND_BYTES_MAX,
+    limits::{COMMAND_BYTES_MAX, LEASE_MAX},
     units::LogTime,
 };
 use std::{
@@ -46,6 +50,11 @@ const TIDY: Duration = Duration::from_secs(60);
 const VICTIMS_MAX: usize = 256;
 /// Slots of the victims of one command: an entry is applied in a few milliseconds.
 const SLOTS_MAX: u32 = 16_384;
+/// A value that was leased within this time is likely to be read again.
+const LATELY: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
+/// Bytes of slots that are moved before slabs go, and how long that may take.
+const MOVED_FIRST_BYTES: u64 = 4 << 20;
+const MOVED_FIRST_WITHIN: Duration = Duration::from_secs(1);
 /// Parts of the memory of uses, so that callers seldom meet.
 const PARTS: usize = 16;
 
@@ -71,6 +80,8 @@ impl Eviction {
 /// When a descriptor of a slab was last given with a lease, by slab.
 #[derive(Default)]
 pub(crate) struct Uses {
+    /// Which values were leased lately.
+    pub(crate) values: Recent,
     parts: [RwLock<HashMap<Ordinal, AtomicU64>>; PARTS],
 }
 
@@ -111,7 +122,6 @@ struct Office {
 /// Makes room in one shard while this node leads it. Ends with the group.
 pub(crate) async fn run(core: Arc<Core>, index: usize) {
     let shard = &core.shards[index];
-    let marks = core.config.eviction;
     let mut watch = shard.hosted.watch();
     let mut office: Option<Office> = None;
     let mut tidy_at = Instant::now() + TIDY;
@@ -130,7 +140,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
         let since = office.filter(|office| office.term == term).map_or(now, |office| office.since);
         office = Some(Office { term, since });
         let lacks = mem::take(&mut *shard.eviction.lacks.lock());
-        make_room(shard, marks, &lacks, since).await;
+        make_room(&core, shard, &lacks, since).await;
         if tidy_at <= Instant::now() {
             shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
             tidy_at = Instant::now() + TIDY;
@@ -139,8 +149,12 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
     }
 }
 
-async fn make_room(shard: &HostedShard, marks: Marks, lacks: &BTreeSet<Lack>, since: LogTime) {
+async fn make_room(core: &Core, shard: &HostedShard, lacks: &BTreeSet<Lack>, since: LogTime) {
+    let marks = core.config.eviction;
     let victims = shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, since));
+    if lacks.is_empty() && !victims.is_empty() {
+        save_leased(core, shard, &victims).await;
+    }
     for batch in batches(&victims) {
         let command = ShardCommand::Evict { victims: batch };
         match shard.hosted.propose(command, Instant::now() + OWN_PROPOSAL).await.map(|done| done.outcome) {
@@ -162,8 +176,34 @@ async fn make_room(shard: &HostedShard, marks: Marks, lacks: &BTreeSet<Lack>, si
     }
 }
 
-/// The slabs that are to go, least recently used first. The place where values of a victim that are read right now can be moved away first:
-/// [`Victim::last_used`] says when that was, [`Shard::values_of`] what would vanish.
+/// Moves values that were leased lately out of slabs that are to go.
+async fn save_leased(core: &Core, shard: &HostedShard, victims: &[Victim]) {
+    let Ok(now) = shard.hosted.running() else { return };
+    let values = shard.hosted.read(|state| leased_lately(state, &shard.eviction.uses.values, victims, now));
+    if values.is_empty() {
+        return;
+    }
+    let until = Instant::now() + MOVED_FIRST_WITHIN;
+    match moves::move_values(core, shard, values, &BTreeSet::new(), MOVED_FIRST_BYTES, until).await {
+        Ok(moved) => tracing::debug!(shard = shard.id.0, values = moved.values, "moved out of slabs that go"),
+        Err(refusal) => tracing::debug!(shard = shard.id.0, %refusal, "nothing is moved out of slabs that go"),
+    }
+}
+
+/// The values of these slabs that were leased lately, if they are at most half of their slab: a slab that is read as a whole is no better off
+/// elsewhere.
+fn leased_lately(state: &Shard, values: &Recent, victims: &[Victim], now: LogTime) -> Vec<ValuePlace> {
+    let lately = victims.iter().filter(|victim| victim.last_used.after(LATELY) > now);
+    let leased = lately.map(|victim| {
+        let all = state.places_in(victim.grant);
+        let is_leased = |place: &ValuePlace| values.was_leased(place.grant, place.slot, now, LATELY);
+        let leased: Vec<ValuePlace> = all.iter().copied().filter(is_leased).collect();
+        if leased.len() * 2 <= all.len() { leased } else { Vec::new() }
+    });
+    leased.flatten().collect()
+}
+
+/// The slabs that are to go, least recently used first.
 fn victims(state: &Shard, uses: &Uses, marks: Marks, lacks: &BTreeSet<Lack>, since: LogTime) -> Vec<Victim> {
     if marks.low == 0 {
         return Vec::new();

@@ -35,6 +35,7 @@ mod moves;
 mod node;
 mod probe;
 mod proposer;
+mod recent;
 mod service;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -6,7 +6,8 @@
 //! their next resolve.
 //!
 //! [`compact`] is the one who orders moves by itself: when a node has two extents' worth of free memory and no extent that is free or about to
-//! be, the extent with the fewest live bytes is emptied, no faster than [`ROUND_BYTES`] every [`ROUND`].
+//! be, the extent with the fewest live bytes is emptied, no more than [`ROUND_BYTES`] each time that it is
+//! looked for.
 
 use crate::{
     core::{Core, HostedShard},
@@ -52,8 +53,6 @@ use tokio::{
 };
 use tonic::{Request, transport::Endpoint};
 
-/// How often a leader looks whether an extent should be emptied.
-const ROUND: Duration = Duration::from_secs(1);
 /// Bytes of slots that are moved in one round, all copies counted once.
 const ROUND_BYTES: u64 = 16 << 20;
 /// Longest time for one job.
@@ -249,7 +248,7 @@ pub(crate) async fn compact(core: Arc<Core>, index: usize) {
     let mut stuck: BTreeSet<ExtentId> = BTreeSet::new();
     let mut patience = Instant::now() + STUCK;
     loop {
-        sleep(ROUND).await;
+        sleep(core.config.compact_every).await;
         if patience <= Instant::now() {
             stuck.clear();
             patience = Instant::now() + STUCK;

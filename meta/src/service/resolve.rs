@@ -147,6 +147,9 @@ impl Answer<'_> {
     }
 
     fn copy(&mut self, copy: &ResolvedCopy) -> Option<v1::Copy> {
+        if let Some((uses, at)) = self.use_of {
+            uses.values.touch(copy.grant, copy.slot, at);
+        }
         let shared = match self.batches.entry(copy.batch) {
             Entry::Occupied(held) => held.into_mut(),
             Entry::Vacant(place) => {

@@ -30,15 +30,23 @@ pub(crate) struct DataNode {
     key: SecretKey,
     certificate: Signed<Certificate>,
     pub(crate) incarnation: Incarnation,
+    /// Where it says that its server is.
+    address: String,
     beating: JoinSet<()>,
 }
 
 impl DataNode {
     /// Registers, says where it can be read, and sends heartbeats.
     pub(crate) async fn join(cluster: &Cluster, id: u64) -> Self {
+        Self::join_at(cluster, id, format!("127.0.0.1:{}", 10_000 + id)).await
+    }
+
+    /// The same, with a server at this address.
+    pub(crate) async fn join_at(cluster: &Cluster, id: u64, address: String) -> Self {
         let id = NodeId(id);
         let (key, certificate) = identity(id, Role::DataNode);
-        let mut node = Self { id, key, certificate, incarnation: Incarnation::default(), beating: JoinSet::new() };
+        let (incarnation, beating) = (Incarnation::default(), JoinSet::new());
+        let mut node = Self { id, key, certificate, incarnation, address, beating };
         node.register(cluster, fresh().into()).await;
         node.record(cluster).await.unwrap();
         node.beat(cluster);
@@ -55,7 +63,7 @@ impl DataNode {
             region: Some(self.region().into()),
             length: REGION_BYTES,
             boot: boot.to_le_bytes().to_vec().into(),
-            address: format!("127.0.0.1:{}", 10_000 + self.id.0),
+            address: self.address.clone(),
         }
     }
 

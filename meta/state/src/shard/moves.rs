@@ -16,7 +16,7 @@ use super::{
 };
 use quarry_wire::{
     grant::{Grant, Purpose},
-    ids::{ExtentId, NamespaceId, NodeId, SlotIndex, WriterId},
+    ids::{ExtentId, GrantId, NamespaceId, NodeId, SlotIndex, WriterId},
     key::Key,
     limits::{COMMAND_BYTES_MAX, GRANT_TTL_MAX, SLOTS_PER_SLAB_MAX},
     units::{LogTime, Offset, SlotCount, SlotSize},
@@ -121,6 +121,13 @@ impl Shard {
     pub fn place_of(&self, namespace: NamespaceId, key: &Key) -> Option<ValuePlace> {
         let value = self.values.get(&(namespace, key.clone()))?;
         Some(ValuePlace { grant: self.slabs.get(&value.grant)?.grant.id, slot: value.slot })
+    }
+
+    /// Where the values of a slab that are current are written down.
+    #[must_use]
+    pub fn places_in(&self, grant: GrantId) -> Vec<ValuePlace> {
+        let known = self.slabs.get(&grant.sequence).filter(|slab| slab.grant.id == grant);
+        known.into_iter().flat_map(Slab::values).map(|(slot, _)| ValuePlace { grant, slot }).collect()
     }
 
     /// The current value that is written down at `place`, if it may be moved.

@@ -14,9 +14,7 @@ use super::{
 use quarry_wire::{
     grant::Class,
     ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
-    key::Key,
     units::{LogTime, Offset, SlotSize, millis},
-    version::Version,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -165,13 +163,6 @@ impl Shard {
     #[must_use]
     pub fn has_slab(&self, grant: Ordinal) -> bool {
         self.slabs.contains_key(&grant)
-    }
-
-    /// The values of a slab that are current: what would vanish with it.
-    #[must_use]
-    pub fn values_of(&self, grant: GrantId) -> Vec<(Key, Version)> {
-        let known = self.slabs.get(&grant.sequence).filter(|slab| slab.grant.id == grant);
-        known.into_iter().flat_map(Slab::values).map(|(_, record)| (record.key.clone(), record.version)).collect()
     }
 
     /// Whether a slab of class `cache` could go now or once its grant or its pins end, with copies in an extent of at least `bytes`.

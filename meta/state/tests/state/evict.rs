@@ -218,7 +218,7 @@ fn whoever_finds_no_room_in_one_piece_gets_the_piece_that_costs_the_least_recent
         (slabs.iter().enumerate()).filter(|(at, _)| *at != 25).map(|(_, slab)| (slab.id.sequence, bench.at)).collect();
     let chosen = victims(&bench, &lacks, &leased);
     assert_eq!(chosen.iter().map(|victim| victim.grant).collect::<Vec<_>>(), [slabs[25].id]);
-    assert_eq!(bench.shard.values_of(slabs[25].id).len(), quarter as usize);
+    assert_eq!(bench.shard.places_in(slabs[25].id).len(), quarter as usize);
     evict(&mut bench, &[slabs[25].id]).remove(0).unwrap();
     assert_eq!(victims(&bench, &lacks, &leased), [], "it is coming");
     bench.wait(millis(QUARANTINE));
