@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may fail by panicking, helpers of tests too")]
 
 mod blocked;
+mod crowds;
 mod deposed;
 mod history;
 mod kills;

@@ -7,7 +7,7 @@ use crate::{
     anchor::identity_of,
     credentials::Credentials,
     limits::{ACCEPT_PAUSE, HANDSHAKE_MAX, HANDSHAKE_SURE, HANDSHAKES_MAX},
-    seats::Seats,
+    seats::{Seats, zero},
     stream::{Inner, Stream, Watch},
 };
 use futures::Stream as Sequence;
@@ -85,7 +85,7 @@ impl<A, S: 'static> Incoming<A, S> {
             begun: VecDeque::new(),
             pause: None,
             told: Arc::default(),
-            shaking: gauge!(SHAKING),
+            shaking: zero(gauge!(SHAKING)),
         }
     }
 

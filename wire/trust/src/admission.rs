@@ -9,7 +9,7 @@ use crate::{
         ADMIN_CALLS_MAX, BYTES_AGAIN, CALL_AGAIN, CALL_MAX, HEALTH_CALLS_MAX, Limits, NODE_CALLS_MAX, REQUEST_MAX,
     },
     room::{Full, Held, Room},
-    seats::{Line, too_many},
+    seats::{Line, too_many, zero},
     stream::Connection,
     table::{Kind, kind},
 };
@@ -57,10 +57,10 @@ impl std::fmt::Debug for Admission {
 
 impl Admission {
     pub(crate) fn new(limits: Limits) -> Self {
-        let room = |of: &'static str, most| Room::new(most, gauge!(CALLS, "of" => of));
+        let room = |of: &'static str, most| Room::new(most, zero(gauge!(CALLS, "of" => of)));
         Self(Arc::new(Rooms {
             clients: room("client", limits.calls_max),
-            bytes: Room::new(limits.bytes_max, gauge!(BYTES)),
+            bytes: Room::new(limits.bytes_max, zero(gauge!(BYTES))),
             nodes: room("node", NODE_CALLS_MAX),
             admins: room("admin", ADMIN_CALLS_MAX),
             health: room("health", HEALTH_CALLS_MAX),

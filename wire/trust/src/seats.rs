@@ -134,9 +134,14 @@ impl Line {
 
 impl Seats {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
-        let room = |of: &'static str, most| Room::new(most, gauge!(CONNECTIONS, "listener" => "grpc", "of" => of));
+        let room =
+            |of: &'static str, most| Room::new(most, zero(gauge!(CONNECTIONS, "listener" => "grpc", "of" => of)));
+        // All are shown from the start, as zeros.
         for resource in [ALL, ONE] {
             drop(counter!(TURNED_AWAY, "listener" => "grpc", "resource" => resource));
+        }
+        for why in ["hello", "reply"] {
+            drop(counter!(CUT, "why" => why));
         }
         Arc::new(Self {
             metas: room("meta", usize::MAX),
@@ -197,6 +202,12 @@ impl Seats {
         accounts.insert(who, Arc::downgrade(&account));
         account
     }
+}
+
+/// Shows a gauge from the start.
+pub(crate) fn zero(gauge: Gauge) -> Gauge {
+    gauge.increment(0.0);
+    gauge
 }
 
 /// What connections are refused for.
