@@ -19,8 +19,9 @@ use tokio::{process::Command, task::JoinHandle};
 const ROTATIONS: usize = 20;
 const VALUES: usize = 100;
 const BYTES: usize = 8_000;
-/// Rounds that every reader does after each rotation.
-const GETS: usize = 2;
+/// Rounds that every reader does after each rotation, and values in each.
+const GETS: usize = 1;
+const WIDTH: usize = 8;
 
 fn key(index: usize) -> Key {
     Key::new(format!("key-{index}")).unwrap()
@@ -49,7 +50,7 @@ impl Reader {
         let task = tokio::spawn(async move {
             let mut seed = Seed::draw();
             while !end.load(Ordering::Relaxed) {
-                let indexes: Vec<usize> = (0..16).map(|_| seed.below(VALUES)).collect();
+                let indexes: Vec<usize> = (0..WIDTH).map(|_| seed.below(VALUES)).collect();
                 read(&blocks, &buffers, way, &indexes, &values).await;
                 count.fetch_add(1, Ordering::Relaxed);
             }

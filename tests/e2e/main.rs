@@ -21,3 +21,4 @@ mod pins;
 mod revocations;
 mod trust;
 mod values;
+mod versions;

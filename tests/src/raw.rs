@@ -293,7 +293,16 @@ impl RawWriter {
     /// If the key cannot be one.
     pub fn frame(&mut self, granted: &Granted, slot: u32, key: &str, payload: &[u8]) -> Framed {
         self.clock = self.clock.next(wall_ms());
-        let version = Version { clock: self.clock, writer: self.id };
+        self.frame_at(self.clock, granted, slot, key, payload)
+    }
+
+    /// The same of a version of this clock.
+    ///
+    /// # Panics
+    /// If the key cannot be one.
+    #[must_use]
+    pub fn frame_at(&self, clock: HybridClock, granted: &Granted, slot: u32, key: &str, payload: &[u8]) -> Framed {
+        let version = Version { clock, writer: self.id };
         let header = FrameHeader {
             namespace: granted.grant.namespace,
             key: Key::new(key).expect("the test's keys can be keys"),

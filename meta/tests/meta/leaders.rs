@@ -1,14 +1,22 @@
 //! Leaders come and go; what was acknowledged stays.
 
 use crate::{
-    cluster::{Cluster, Node, PATIENCE, refusal, until},
+    cluster::{Cluster, Node, PATIENCE, fresh, refusal, until},
     player::{DataNode, Writer, entry, proven_copies},
 };
 use quarry_proto::{
     refusal::Refusal,
     v1::{self, commit_outcome::Code},
 };
-use tonic::transport::Endpoint;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::task::JoinSet;
+use tonic::{Request, transport::Endpoint};
 use tonic_health::pb::{
     HealthCheckRequest,
     health_check_response::ServingStatus::{NotServing, Serving},
@@ -172,4 +180,70 @@ async fn a_node_is_healthy_only_while_it_knows_the_leaders_of_its_groups() {
     cluster.nodes[1].kill();
     cluster.nodes[2].kill();
     until("an unhealthy node", async || (told("").await.ok()? == NotServing).then_some(())).await;
+}
+
+/// Whoever is told that nothing was done may do it elsewhere; whoever is told `Indeterminate` may not.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_in_the_log_is_refused_as_indeterminate_and_what_is_refused_for_good_was_never_done() {
+    const ASKING: u64 = 4;
+    let mut cluster = Cluster::with(1, |config| config.call_deadline = Duration::from_secs(1)).await;
+    let leader = cluster.leader(0).await;
+    let others: Vec<_> = cluster.nodes.iter().map(|node| node.id).filter(|id| *id != leader).collect();
+    let control = cluster.node(leader).control();
+    let stamp = cluster.request(0).await.applied_ms;
+    let ask = move |name: String| {
+        let request = Some(v1::RequestId { applied_ms: stamp, random: fresh() });
+        let class = v1::Class::Cache.into();
+        let mut request = Request::new(v1::CreateNamespaceRequest { request, name, class, copies: 1, least: 0 });
+        let mut control = control.clone();
+        // Some wait longer than the log may take, others not.
+        if request.get_ref().request.as_ref().is_some_and(|it| it.random % 2 == 0) {
+            request.set_timeout(Duration::from_secs(5));
+        }
+        async move { control.create_namespace(request).await }
+    };
+    let done: Vec<_> = (0..ASKING).map(|_| Arc::new(AtomicU64::new(0))).collect();
+    let mut asking = JoinSet::new();
+    for (task, done) in done.iter().enumerate() {
+        let (ask, done) = (ask.clone(), Arc::clone(done));
+        asking.spawn(async move {
+            loop {
+                let name = format!("ns-{task}-{}", done.load(Ordering::Relaxed));
+                let answer = ask(name.clone()).await;
+                if answer.is_err() {
+                    return (name, refusal(answer));
+                }
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let all_go_on = async || done.iter().all(|done| done.load(Ordering::Relaxed) > 0).then_some(());
+    until("all are answered", all_go_on).await;
+    for other in &others {
+        cluster.node(*other).kill();
+    }
+    let mut refused = asking.join_all().await;
+    let is_unknown = |refusal: &Refusal| matches!(refusal, Refusal::Indeterminate(_));
+    assert!(
+        refused.iter().any(|(_, refusal)| is_unknown(refusal)),
+        "the leader had taken none into its log: {refused:?}"
+    );
+    // A leader that has not heard of a majority for a while takes nothing into its log, and says so.
+    let late = AtomicU64::new(0);
+    let definite = until("the leader knows that it is alone", async || {
+        let name = format!("late-{}", late.fetch_add(1, Ordering::Relaxed));
+        let refusal = refusal(ask(name.clone()).await);
+        (!is_unknown(&refusal)).then_some((name, refusal))
+    });
+    refused.push(definite.await);
+    for other in others {
+        cluster.restart(other).await;
+    }
+    cluster.create_namespace("after", 1).await;
+    let known: Vec<String> =
+        cluster.describe().await.changes.unwrap().namespaces.into_iter().map(|namespace| namespace.name).collect();
+    for (name, refusal) in refused.into_iter().filter(|(_, refusal)| !is_unknown(refusal)) {
+        assert!(matches!(refusal, Refusal::NotLeader(_) | Refusal::NotReady(_)), "{refusal:?}");
+        assert!(!known.contains(&name), "{name} was refused for good, and is there: {refusal:?}");
+    }
 }

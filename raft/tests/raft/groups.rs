@@ -134,9 +134,22 @@ async fn a_leader_without_a_majority_confirms_no_read_and_acknowledges_no_write(
         Cluster::formed(3, |config| HostConfig { propose_deadline: std::time::Duration::from_secs(3), ..config }).await;
     cluster.write(0, 10).await;
     let leader = cluster.leader().await;
+    // Somebody writes on while it loses them: what it took into its log then it cannot tell the fate of.
+    let group = cluster.group(leader).clone();
+    let writing = tokio::spawn(async move {
+        for number in 10_000.. {
+            if let Err(error) = group.propose(command(number, 10)).await {
+                return (number, error);
+            }
+        }
+        unreachable!("there are more numbers than a test has time for")
+    });
     for id in cluster.nodes.keys().copied().filter(|id| *id != leader).collect::<Vec<_>>() {
         cluster.stop(id).await;
     }
+    let (number, unknown) = writing.await.unwrap();
+    assert!(matches!(unknown, ProposeError::Indeterminate { .. }), "{unknown:?}");
+    assert!(!cluster.group(leader).with(|ledger, _| ledger.lines.contains_key(&number)));
     let read = cluster.group(leader).read_index(soon()).await;
     assert!(matches!(read, Err(ReadError::NoQuorum { .. } | ReadError::NotLeader { .. })), "{read:?}");
     let write = cluster.group(leader).propose(command(1, 10)).await;
