@@ -86,6 +86,8 @@ pub(crate) struct Faults {
     pub(crate) revocations: u64,
     /// Refusals for the next pins.
     pub(crate) refuse_pins: VecDeque<Refusal>,
+    /// Pins last and are renewed for no more than so many milliseconds.
+    pub(crate) pin_ms_max: Option<u32>,
     /// Grants live so long instead of what was asked.
     pub(crate) ttl: Option<Duration>,
 }
@@ -644,7 +646,8 @@ impl World {
         if let Some(refusal) = self.faults.lock().refuse_pins.pop_front() {
             return Err(refusal);
         }
-        let (namespace, keys, lease_ms) = (asked.namespace, asked.keys.clone(), asked.duration_ms);
+        let lease_ms = asked.duration_ms.min(self.faults.lock().pin_ms_max.unwrap_or(u32::MAX));
+        let (namespace, keys) = (asked.namespace, asked.keys.clone());
         let values = self.resolve(&v1::ResolveRequest { namespace, keys, lease_ms, ..Default::default() })?;
         let mut state = self.state.lock();
         let kept = values.items.iter().filter(|item| item.found).count();
@@ -828,7 +831,8 @@ impl Control for MetaServer {
         if !asked.pin.is_some_and(|pin| state.pins.contains_key(&pin.number)) {
             return Err(Refusal::UnknownPin(v1::UnknownPin { pin: asked.pin }).into());
         }
-        let (duration_ms, applied_ms) = (asked.duration_ms, state.now_ms);
+        let duration_ms = asked.duration_ms.min(self.world.faults.lock().pin_ms_max.unwrap_or(u32::MAX));
+        let applied_ms = state.now_ms;
         Ok(Response::new(v1::RenewPinReply { duration_ms, until_ms: 0, applied_ms }))
     }
 

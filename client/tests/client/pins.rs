@@ -106,8 +106,9 @@ async fn nothing_is_read_through_a_pin_that_is_over_unless_it_was_renewed_in_tim
     clock.ahead_ms.fetch_add(50_000, Ordering::SeqCst);
     pin.get("key").await.unwrap().unwrap();
     pin.renew(Duration::from_millis(1)).await.unwrap();
+    clock.ahead_ms.fetch_add(5_000, Ordering::SeqCst);
     pin.get("key").await.unwrap().expect("a shorter time takes nothing from it");
-    clock.ahead_ms.fetch_add(10_000, Ordering::SeqCst);
+    clock.ahead_ms.fetch_add(5_000, Ordering::SeqCst);
     assert_eq!(pin.remaining(), Duration::ZERO);
     let reads = client.stats().fabric_reads;
     assert!(matches!(pin.get("key").await, Err(GetError::PinOver)));
@@ -148,6 +149,25 @@ async fn a_pin_counts_from_sending_its_request_and_so_does_its_renewal() {
     assert!(matches!(pin.get("key").await, Err(GetError::PinOver)));
     pin.renew(five).await.unwrap();
     pin.get("key").await.unwrap().unwrap();
+    client.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pin_lasts_no_longer_than_its_shard_said_whatever_was_asked_for() {
+    let (double, client, blocks, clock) = clocked().await;
+    blocks.put("key", content(1, 3_000)).await.unwrap();
+    double.faults().pin_ms_max = Some(10_000);
+    let pin = blocks.pin(&[key("key")], MINUTE).await.unwrap();
+    for _ in 0..2 {
+        clock.ahead_ms.fetch_add(5_000, Ordering::SeqCst);
+        pin.get("key").await.unwrap().unwrap();
+        pin.renew(MINUTE).await.unwrap();
+    }
+    clock.ahead_ms.fetch_add(10_000, Ordering::SeqCst);
+    assert!(matches!(pin.get("key").await, Err(GetError::PinOver)));
+    let pin = blocks.pin(&[key("key")], MINUTE).await.unwrap();
+    clock.ahead_ms.fetch_add(10_000, Ordering::SeqCst);
+    assert!(matches!(pin.get("key").await, Err(GetError::PinOver)));
     client.close().await.unwrap();
 }
 
