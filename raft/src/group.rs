@@ -554,3 +554,24 @@ impl<M: Machine> Port for GroupPort<M> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn other_leader() -> ForwardToLeader<Types> {
+        ForwardToLeader::new(2, BasicNode::new("elsewhere:1"))
+    }
+
+    /// A command may be done again elsewhere only if it is not in any log.
+    #[test]
+    fn what_was_in_the_log_has_an_unknown_fate_also_if_it_was_taken_out_again() {
+        let before = refused(ClientWriteError::ForwardToLeader(other_leader()));
+        let leader = Some((RaftNodeId(2), "elsewhere:1".to_owned()));
+        assert_eq!(before, ProposeError::NotLeader { leader });
+        let after = refused(ClientWriteError::LogEntryDiscarded(other_leader()));
+        assert!(matches!(after, ProposeError::Indeterminate { .. }), "{after:?}");
+        let stopped = unknown(&Fatal::Stopped);
+        assert!(matches!(stopped, ProposeError::Indeterminate { .. }), "{stopped:?}");
+    }
+}

@@ -34,7 +34,7 @@ pub(crate) const UUID: ClusterUuid = ClusterUuid(*b"a test's cluster");
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(20);
 
-type Link = InterceptedService<Channel, Announce>;
+pub(crate) type Link = InterceptedService<Channel, Announce>;
 
 pub(crate) fn root() -> SecretKey {
     SecretKey::from_seed(&[1; 32])

@@ -1,12 +1,12 @@
 //! Leaders come and go; what was acknowledged stays.
 
 use crate::{
-    cluster::{Cluster, Node, PATIENCE, fresh, refusal, until},
+    cluster::{Cluster, Link, Node, PATIENCE, fresh, refusal, until},
     player::{DataNode, Writer, entry, proven_copies},
 };
 use quarry_proto::{
     refusal::Refusal,
-    v1::{self, commit_outcome::Code},
+    v1::{self, commit_outcome::Code, control_client::ControlClient},
 };
 use std::{
     sync::{
@@ -191,13 +191,12 @@ async fn what_may_be_in_the_log_is_refused_as_indeterminate_and_what_is_refused_
     let others: Vec<_> = cluster.nodes.iter().map(|node| node.id).filter(|id| *id != leader).collect();
     let control = cluster.node(leader).control();
     let stamp = cluster.request(0).await.applied_ms;
-    let ask = move |name: String| {
+    // Some wait for longer than the log may take, others not.
+    let ask = move |mut control: ControlClient<Link>, name: String, patient: bool| {
         let request = Some(v1::RequestId { applied_ms: stamp, random: fresh() });
         let class = v1::Class::Cache.into();
         let mut request = Request::new(v1::CreateNamespaceRequest { request, name, class, copies: 1, least: 0 });
-        let mut control = control.clone();
-        // Some wait longer than the log may take, others not.
-        if request.get_ref().request.as_ref().is_some_and(|it| it.random % 2 == 0) {
+        if patient {
             request.set_timeout(Duration::from_secs(5));
         }
         async move { control.create_namespace(request).await }
@@ -205,11 +204,11 @@ async fn what_may_be_in_the_log_is_refused_as_indeterminate_and_what_is_refused_
     let done: Vec<_> = (0..ASKING).map(|_| Arc::new(AtomicU64::new(0))).collect();
     let mut asking = JoinSet::new();
     for (task, done) in done.iter().enumerate() {
-        let (ask, done) = (ask.clone(), Arc::clone(done));
+        let (control, done) = (control.clone(), Arc::clone(done));
         asking.spawn(async move {
             loop {
                 let name = format!("ns-{task}-{}", done.load(Ordering::Relaxed));
-                let answer = ask(name.clone()).await;
+                let answer = ask(control.clone(), name.clone(), task % 2 == 0).await;
                 if answer.is_err() {
                     return (name, refusal(answer));
                 }
@@ -232,16 +231,24 @@ async fn what_may_be_in_the_log_is_refused_as_indeterminate_and_what_is_refused_
     let late = AtomicU64::new(0);
     let definite = until("the leader knows that it is alone", async || {
         let name = format!("late-{}", late.fetch_add(1, Ordering::Relaxed));
-        let refusal = refusal(ask(name.clone()).await);
+        let refusal = refusal(ask(control.clone(), name.clone(), false).await);
         (!is_unknown(&refusal)).then_some((name, refusal))
     });
     refused.push(definite.await);
     for other in others {
         cluster.restart(other).await;
     }
-    cluster.create_namespace("after", 1).await;
-    let known: Vec<String> =
-        cluster.describe().await.changes.unwrap().namespaces.into_iter().map(|namespace| namespace.name).collect();
+    let described = until("the cluster goes on", async || {
+        for node in cluster.running() {
+            let name = format!("after-{}", late.fetch_add(1, Ordering::Relaxed));
+            if ask(node.control(), name, true).await.is_ok() {
+                return Some(node.control().describe(v1::DescribeRequest { seen: None }).await.ok()?.into_inner());
+            }
+        }
+        None
+    });
+    let namespaces = described.await.changes.unwrap().namespaces;
+    let known: Vec<String> = namespaces.into_iter().map(|namespace| namespace.name).collect();
     for (name, refusal) in refused.into_iter().filter(|(_, refusal)| !is_unknown(refusal)) {
         assert!(matches!(refusal, Refusal::NotLeader(_) | Refusal::NotReady(_)), "{refusal:?}");
         assert!(!known.contains(&name), "{name} was refused for good, and is there: {refusal:?}");
