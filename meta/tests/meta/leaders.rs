@@ -195,7 +195,8 @@ async fn what_may_be_in_the_log_is_refused_as_indeterminate_and_what_is_refused_
     let ask = move |mut control: ControlClient<Link>, name: String, patient: bool| {
         let request = Some(v1::RequestId { applied_ms: stamp, random: fresh() });
         let class = v1::Class::Cache.into();
-        let mut request = Request::new(v1::CreateNamespaceRequest { request, name, class, copies: 1, least: 0 });
+        let asked = v1::CreateNamespaceRequest { request, name, class, copies: 1, ..Default::default() };
+        let mut request = Request::new(asked);
         if patient {
             request.set_timeout(Duration::from_secs(5));
         }
