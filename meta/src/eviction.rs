@@ -44,6 +44,8 @@ use tokio::{
 
 /// Between two looks at a shard that changes all the time.
 const PAUSE: Duration = Duration::from_millis(20);
+/// A look at a large shard takes milliseconds in which nothing is applied: the pause is at least so many times as long.
+const PAUSE_TIMES: u32 = 20;
 /// Slabs that are gone are forgotten this often.
 const TIDY: Duration = Duration::from_secs(60);
 /// Victims of one command.
@@ -140,18 +142,21 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
         let since = office.filter(|office| office.term == term).map_or(now, |office| office.since);
         office = Some(Office { term, since });
         let lacks = mem::take(&mut *shard.eviction.lacks.lock());
-        make_room(&core, shard, &lacks, since).await;
+        let looked = make_room(&core, shard, &lacks, since).await;
         if tidy_at <= Instant::now() {
             shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
             tidy_at = Instant::now() + TIDY;
         }
-        sleep(PAUSE).await;
+        sleep(PAUSE.max(looked * PAUSE_TIMES)).await;
     }
 }
 
-async fn make_room(core: &Core, shard: &HostedShard, lacks: &BTreeSet<Lack>, since: LogTime) {
+/// Lets slabs go if there is too little room. Answers how long it took to see which.
+async fn make_room(core: &Core, shard: &HostedShard, lacks: &BTreeSet<Lack>, since: LogTime) -> Duration {
     let marks = core.config.eviction;
+    let began = Instant::now();
     let victims = shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, since));
+    let looked = began.elapsed();
     if lacks.is_empty() && !victims.is_empty() {
         save_leased(core, shard, &victims).await;
     }
@@ -170,10 +175,12 @@ async fn make_room(core: &Core, shard: &HostedShard, lacks: &BTreeSet<Lack>, sin
             Ok(other) => tracing::warn!(shard = shard.id.0, outcome = ?other, "nothing was evicted"),
             Err(refusal) => {
                 tracing::debug!(shard = shard.id.0, %refusal, "nothing was evicted");
-                return sleep(door::RETRY).await;
+                sleep(door::RETRY).await;
+                break;
             }
         }
     }
+    looked
 }
 
 /// Moves values that were leased lately out of slabs that are to go.
