@@ -59,6 +59,8 @@ const ROUND_BYTES: u64 = 16 << 20;
 const JOB_MAX: Duration = Duration::from_secs(10);
 /// How long an extent that could not be emptied is left alone.
 const STUCK: Duration = Duration::from_secs(60);
+/// Values that a plan chooses from: it looks each of them up while the shard waits.
+const PLANNED: usize = 1024;
 /// How often a plan is made anew because its place was taken in between.
 const REPLANS: usize = 4;
 
@@ -110,8 +112,12 @@ pub(crate) async fn move_values(
     let mut replans = 0;
     while !values.is_empty() && moved.bytes < most && Instant::now() < deadline {
         let (at, avoid) = (shard.hosted.running()?, core.avoided(&[]));
-        let plan = shard.hosted.read(|state| state.plan_move(core.config.node, at, &values, away, &avoid));
-        let Some(plan) = plan else { break };
+        let next = values.len().min(PLANNED);
+        let plan = shard.hosted.read(|state| state.plan_move(core.config.node, at, &values[..next], away, &avoid));
+        let Some(plan) = plan else {
+            values.drain(..next);
+            continue;
+        };
         let until = deadline.min(Instant::now() + JOB_MAX);
         let done = shard.hosted.propose(plan.command.clone(), until).await?;
         let grant = match done.outcome {

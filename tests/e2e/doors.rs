@@ -257,6 +257,7 @@ async fn a_message_of_another_kind_is_refused_by_every_method_and_the_servers_li
         "/quarry.v1.DataNode/Arm",
         "/quarry.v1.DataNode/Commit",
         "/quarry.v1.DataNode/Confirm",
+        "/quarry.v1.DataNode/MoveCopies",
         "/quarry.v1.DataNode/Close",
     ];
     let mut seed = Seed::draw();

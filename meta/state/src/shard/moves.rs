@@ -258,22 +258,12 @@ impl Shard {
         !comes && (free >= 2 * largest || wanted.is_some_and(misses))
     }
 
-    /// Extents that cannot be emptied by moving: a grant that lasts has a slab there, or a pin is on a copy there.
+    /// Extents that cannot be emptied by moving: a grant that lasts has a slab there, or a slab there has a value that is pinned.
     fn held_fast(&self) -> BTreeSet<ExtentId> {
-        let mut fast = BTreeSet::new();
-        for slab in self.slabs.values() {
-            let lasts = matches!(slab.phase, Phase::Open | Phase::Sealed);
-            for (holder, slots) in slab.grant.holders.iter().zip(&slab.slots) {
-                let pinned = || {
-                    let is_pinned = |slot| self.is_pinned(ValueRef { grant: slab.grant.id.sequence, slot });
-                    (0..).map(SlotIndex).zip(slots).any(|(slot, state)| state.is_copy() && is_pinned(slot))
-                };
-                if lasts || pinned() {
-                    fast.insert(Slab::extent(holder));
-                }
-            }
-        }
-        fast
+        let stays = |slab: &&Slab| {
+            matches!(slab.phase, Phase::Open | Phase::Sealed) || self.has_pinned_values(slab.grant.id.sequence)
+        };
+        self.slabs.values().filter(stays).flat_map(|slab| slab.grant.holders.iter().map(Slab::extent)).collect()
     }
 }
 
