@@ -6,14 +6,15 @@
 
 use crate::{
     limits::{
-        ADMIN_CALLS_MAX, BYTES_AGAIN, CALL_AGAIN, CALL_MAX, HEALTH_CALLS_MAX, Limits, NODE_CALLS_MAX, REQUEST_MAX,
+        ADMIN_CALLS_MAX, BYTES_AGAIN, CALL_AGAIN, CALL_MAX, HEALTH_CALLS_MAX, Limits, NODE_CALLS_MAX, REPLY_BYTES_SURE,
+        REQUEST_MAX,
     },
     room::{Full, Held, Room},
     seats::{Line, too_many, zero},
     stream::Connection,
     table::{Kind, kind},
 };
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use metrics::gauge;
 use parking_lot::Mutex;
@@ -21,6 +22,7 @@ use quarry_proto::{deadline, refusal::Refusal, v1};
 use quarry_wire::{limits::MESSAGE_BYTES_MAX, units::millis};
 use std::{
     error::Error,
+    future::poll_fn,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -67,6 +69,14 @@ impl Admission {
             raft: room("raft", usize::MAX),
             limits,
         }))
+    }
+}
+
+#[cfg(test)]
+impl Admission {
+    /// Calls of clients under way, and the bytes that are held for them.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.0.clients.taken(), self.0.bytes.taken())
     }
 }
 
@@ -117,11 +127,24 @@ impl InCall {
         bytes[1].grow(length).map_err(full(BYTES_OF_ALL))
     }
 
-    /// Takes bytes of an answer: it is there, and keeping it back would free nothing.
-    fn answer(&self, length: usize) {
-        if let Some(bytes) = &self.bytes {
-            bytes.lock().iter_mut().for_each(|held| held.grow_anyway(length));
+    /// Takes the bytes of an answer. One that is small is always taken: to throw it away would free little, and leave its caller in doubt.
+    fn answer(&self, length: usize) -> Result<(), Refusal> {
+        let Some(bytes) = &self.bytes else { return Ok(()) };
+        let mut bytes = bytes.lock();
+        if length <= REPLY_BYTES_SURE {
+            bytes.iter_mut().for_each(|held| held.grow_anyway(length));
+            return Ok(());
         }
+        let lost = |resource| {
+            move |Full { limit, found }| {
+                let why = format!(
+                    "its answer of {length} bytes found no room: {resource} is limited to {limit}, found {found}"
+                );
+                Refusal::Indeterminate(v1::Indeterminate { why })
+            }
+        };
+        bytes[0].grow(length).map_err(lost(BYTES_OF_ONE))?;
+        bytes[1].grow(length).map_err(lost(BYTES_OF_ALL))
     }
 }
 
@@ -157,7 +180,7 @@ impl<S, In, Out> Service<http::Request<In>> for Admitted<S>
 where
     S: Service<http::Request<RequestBody<In>>, Response = http::Response<Out>>,
     S::Future: Send + 'static,
-    Out: Default,
+    Out: Body<Data = Bytes> + Default + Unpin + Send,
 {
     type Response = http::Response<ReplyBody<Out>>;
     type Error = S::Error;
@@ -189,16 +212,28 @@ where
         let answering = self.inner.call(request.map(|body| RequestBody { body, limits, call: held }));
         Box::pin(async move {
             if lasting {
-                return Ok(answering.await?.map(|body| ReplyBody { body, call: Some(call) }));
+                return Ok(answering.await?.map(|body| ReplyBody { body, first: None, call: Some(call) }));
             }
             let Ok(answer) = timeout(CALL_MAX, answering).await else {
                 let why = format!("the call was not done within {CALL_MAX:?}");
                 return Ok(Refusal::Indeterminate(v1::Indeterminate { why }).into_status().into_http());
             };
-            let answer = answer?;
+            let (head, mut body) = answer?.into_parts();
+            // The server asks for it when the client has room, so never if that has none: how much is held is to be known before.
+            let first = poll_fn(|cx| match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(first) => Poll::Ready(first),
+                Poll::Pending => Poll::Ready(None),
+            });
+            let first = first.await;
+            if let Some(Ok(frame)) = &first
+                && let Some(data) = frame.data_ref()
+                && let Err(refusal) = call.answer(data.len())
+            {
+                return Ok(refusal.into_status().into_http());
+            }
             let name = line.reply_begins();
             *call.reply.lock() = Some((line, name));
-            Ok(answer.map(|body| ReplyBody { body, call: Some(call) }))
+            Ok(http::Response::from_parts(head, ReplyBody { body, first, call: Some(call) }))
         })
     }
 }
@@ -292,40 +327,69 @@ where
     }
 }
 
+/// The bytes of an answer, which keep the place of its call: HTTP/2 takes a body as a whole and holds what its client has no room for.
+struct Untaken {
+    bytes: Bytes,
+    _call: Arc<InCall>,
+}
+
+impl AsRef<[u8]> for Untaken {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// The body of an answer, which keeps the place of its call until it was taken.
-#[derive(Default)]
-pub struct ReplyBody<B> {
+pub struct ReplyBody<B: Body> {
     body: B,
+    /// What the body begins with, if that is known.
+    first: Option<Result<Frame<B::Data>, B::Error>>,
     call: Option<Arc<InCall>>,
 }
 
-impl<B> std::fmt::Debug for ReplyBody<B> {
+impl<B: Body + Default> Default for ReplyBody<B> {
+    fn default() -> Self {
+        Self { body: B::default(), first: None, call: None }
+    }
+}
+
+impl<B: Body> std::fmt::Debug for ReplyBody<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReplyBody").finish_non_exhaustive()
     }
 }
 
-impl<B: Body + Unpin> Body for ReplyBody<B> {
-    type Data = B::Data;
+// Nothing in it is pinned but the body, which may be moved.
+impl<B: Body + Unpin> Unpin for ReplyBody<B> {}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for ReplyBody<B> {
+    type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let (Poll::Ready(Some(Ok(frame))), Some(call)) = (&polled, &self.call)
-            && let Some(data) = frame.data_ref()
-        {
-            call.answer(data.remaining());
-        }
-        polled
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let polled = match self.first.take() {
+            Some(first) => Poll::Ready(Some(first)),
+            None => Pin::new(&mut self.body).poll_frame(cx),
+        };
+        let Some(call) = &self.call else { return polled };
+        let held = |bytes: Bytes| Bytes::from_owner(Untaken { bytes, _call: Arc::clone(call) });
+        polled.map_ok(|frame| frame.map_data(held))
     }
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.first.is_none() && self.body.is_end_stream()
     }
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let mut hint = self.body.size_hint();
+        let Some(Ok(frame)) = &self.first else { return hint };
+        let first = frame.data_ref().map_or(0, |data| data.len() as u64);
+        let upper = hint.upper().and_then(|upper| upper.checked_add(first));
+        let lower = hint.lower().saturating_add(first);
+        hint = SizeHint::new();
+        hint.set_lower(lower);
+        if let Some(upper) = upper {
+            hint.set_upper(upper);
+        }
+        hint
     }
 }
 
@@ -338,7 +402,7 @@ mod tests {
         seats::{Seat, Seats},
     };
     use quarry_wire::{certificate::Role, ids::ClusterUuid};
-    use std::{collections::VecDeque, convert::Infallible, future::poll_fn, sync::Arc};
+    use std::{collections::VecDeque, convert::Infallible, sync::Arc};
     use tokio::{
         sync::Semaphore,
         time::{advance, sleep},
@@ -377,8 +441,9 @@ mod tests {
         Pieces { pieces: [bytes.into(), rest].into(), more: there < length }
     }
 
-    /// A server that reads its request, waits until it is let go, and answers 1,000 bytes.
+    /// A server that reads its request, waits until it is let go, and answers so many bytes.
     struct Served {
+        answer: usize,
         admission: Admission,
         seats: Arc<Seats>,
         go: Arc<Semaphore>,
@@ -388,7 +453,12 @@ mod tests {
 
     impl Served {
         fn new(limits: Limits) -> Self {
-            Self { admission: Admission::new(limits), seats: Seats::new(limits), go: Arc::new(Semaphore::new(0)) }
+            Self {
+                answer: 1_000,
+                admission: Admission::new(limits),
+                seats: Seats::new(limits),
+                go: Arc::new(Semaphore::new(0)),
+            }
         }
 
         fn seat(&self, name: &str) -> Seat {
@@ -408,7 +478,7 @@ mod tests {
             body: Pieces,
             timeout: Option<&'static str>,
         ) -> impl Future<Output = Answer> + use<> {
-            let go = Arc::clone(&self.go);
+            let (go, answer) = (Arc::clone(&self.go), self.answer);
             let server = service_fn(move |request: http::Request<RequestBody<Pieces>>| {
                 let go = Arc::clone(&go);
                 async move {
@@ -420,7 +490,7 @@ mod tests {
                     }
                     go.acquire().await.expect("it is not closed").forget();
                     Ok::<_, Infallible>(http::Response::new(Pieces {
-                        pieces: [Bytes::from(vec![1; 1000])].into(),
+                        pieces: [Bytes::from(vec![1; answer])].into(),
                         more: false,
                     }))
                 }
@@ -541,6 +611,36 @@ mod tests {
         half.abort();
         assert!(half.await.is_err());
         assert_eq!(served.admission.0.bytes.taken(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_finds_no_room_is_thrown_away_and_its_call_has_no_known_outcome() {
+        let mut served = Served::new(Limits { bytes_per_client_max: 250_000, ..Limits::default() });
+        served.answer = 100_000;
+        let seat = served.seat("alice");
+        // All of them begin before any is answered.
+        let calls: Vec<_> = (0..5).map(|_| served.begin(&seat, GRANT, message(1, 1))).collect();
+        served.go.add_permits(5);
+        let mut answers = Vec::new();
+        let mut lost = Vec::new();
+        for call in calls {
+            // Not a byte of them is asked for.
+            match call.await {
+                Ok(answer) => answers.push(answer),
+                Err(Refusal::Indeterminate(it)) => lost.push(it.why),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert_eq!((answers.len(), lost.len()), (2, 3), "{lost:?}");
+        assert!(lost[0].contains("bytes of one client in flight is limited to 250000"), "{lost:?}");
+        let mut body = answers.pop().unwrap().into_body();
+        let (mut taken, hint) = (0, body.size_hint());
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            taken += frame.unwrap().data_ref().unwrap().len();
+        }
+        assert_eq!((taken, hint.lower()), (100_000, 100_000), "what has room is whole");
+        drop((body, answers));
+        assert_eq!(seat.line.account.bytes.taken(), 0);
     }
 
     #[tokio::test(start_paused = true)]

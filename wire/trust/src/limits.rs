@@ -41,6 +41,8 @@ pub(crate) const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// How long a request may be on its way, and how long one is at most worked on: whatever the caller says.
 pub(crate) const REQUEST_MAX: Duration = Duration::from_secs(10);
 pub(crate) const CALL_MAX: Duration = Duration::from_secs(65);
+/// An answer up to this length always has room.
+pub(crate) const REPLY_BYTES_SURE: usize = 64 << 10;
 /// How long an answer may be on its way. A connection that does not take one for longer is closed.
 pub(crate) const REPLY_MAX: Duration = Duration::from_secs(30);
 /// How often connections are looked at for that.
