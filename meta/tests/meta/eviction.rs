@@ -108,18 +108,21 @@ async fn a_namespace_at_its_quota_makes_room_by_itself_and_touches_no_other() {
     let node = DataNode::join(&cluster, 11).await;
     let other = Writer::new(&cluster.create_namespace("other", 1).await);
     let others = filled(&cluster, &node, &other, "other", PER_EXTENT).await;
-    let quota = u64::from(2 * PER_EXTENT * SLOT);
+    let quota = u64::from(8 * PER_EXTENT * SLOT);
     let writer = Writer::new(&cluster.create_limited("small", 1, quota).await);
     let old = filled(&cluster, &node, &writer, "old", PER_EXTENT).await;
-    let new = filled(&cluster, &node, &writer, "new", 2 * PER_EXTENT).await;
-    assert_eq!(new.len(), PER_EXTENT as usize, "as many as are left");
+    let mut new = Vec::new();
+    for number in 0..7 {
+        new.extend(filled(&cluster, &node, &writer, &format!("new-{number}"), 2 * PER_EXTENT).await);
+    }
+    assert_eq!(new.len(), 7 * PER_EXTENT as usize, "each an eighth of the quota");
     let Err(Refusal::NoSpace(refused)) = ask_for(&cluster, &writer, SLOT).await else { panic!("the quota is used up") };
     assert!(refused.resource.starts_with("quota of namespace small (") && !refused.terminal, "{refused:?}");
     gone(&cluster, &writer, &old).await;
     assert_eq!(present(&cluster, &writer, &new).await, vec![true; new.len()]);
     assert_eq!(present(&cluster, &other, &others).await, vec![true; others.len()]);
     ask_for(&cluster, &writer, SLOT).await.unwrap();
-    let Err(Refusal::NoSpace(refused)) = ask_for(&cluster, &writer, 4 * PER_EXTENT * SLOT).await else {
+    let Err(Refusal::NoSpace(refused)) = ask_for(&cluster, &writer, 16 * PER_EXTENT * SLOT).await else {
         panic!("no eviction makes room for more than the quota")
     };
     assert!(refused.terminal, "{refused:?}");

@@ -19,6 +19,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
+/// A namespace with a quota has room for at least so many slabs, unless a single slot needs more.
+const QUOTA_SLABS: u64 = 8;
+
 /// Plans the grants of one log entry: what one takes the next does not see as free.
 #[derive(Debug)]
 pub struct Planner<'a> {
@@ -64,7 +67,8 @@ struct Room {
 
 impl Planner<'_> {
     /// The command that grants what is asked, to be proposed by `meta`. If there is no room for so many slots on as many nodes as the namespace
-    /// has copies, as many slots as fit there in one piece are taken before fewer copies; near its quota a namespace gets as many as it has left.
+    /// has copies, as many slots as fit there in one piece are taken before fewer copies; a namespace with a quota gets no slab of more than an eighth of it, nor more slots than it
+    /// has left.
     ///
     /// # Errors
     /// [`GrantRefusal`]: what apply would say, or [`GrantRefusal::NoSpace`]; a slot larger than every extent held is
@@ -88,7 +92,8 @@ impl Planner<'_> {
         if let Some((limit, _)) = shard.quota_of(asked.namespace) {
             let used = shard.used.get(&asked.namespace).copied().unwrap_or(0).saturating_add(planned);
             let one = u64::from(asked.slot_size.0) * u64::from(copies);
-            let left = limit.saturating_sub(used).checked_div(one).unwrap_or(0);
+            // Small enough that one slab is no large part of what the namespace may have: it is evicted whole.
+            let left = limit.saturating_sub(used).min(limit / QUOTA_SLABS).checked_div(one).unwrap_or(0);
             let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);
             asked.slots = SlotCount(asked.slots.0.min(left));
         }

@@ -231,8 +231,10 @@ fn whoever_finds_no_room_in_one_piece_gets_the_piece_that_costs_the_least_recent
 fn a_cache_namespace_at_its_quota_makes_room_by_its_own_oldest_slabs() {
     let quota = 64 * u64::from(SLOT);
     let mut bench = Bench::with(2, Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 1) }, 1);
-    let slabs: Vec<Grant> = (0..7).map(|number| filled(&mut bench, &format!("{number}-"), 9)).collect();
-    assert_eq!(filled(&mut bench, "rest", 9).slots, SlotCount(1), "as many as are left");
+    let slabs: Vec<Grant> = (0..7).map(|number| filled(&mut bench, &format!("{number}-"), 64)).collect();
+    assert!(slabs.iter().all(|slab| slab.slots == SlotCount(8)), "an eighth of the quota at most");
+    filled(&mut bench, "more", 5);
+    assert_eq!(filled(&mut bench, "rest", 9).slots, SlotCount(3), "as many as are left");
     let one = u64::from(SLOT);
     let refused = GrantRefusal::Quota { limit: quota, used: quota, asked: one, comes_back: true };
     assert_eq!(bench.plan(1), Err(refused));

@@ -250,13 +250,18 @@ fn a_full_shard_gives_fewer_slots_then_says_when_space_comes_back() {
 
 #[test]
 fn a_namespace_stays_within_its_quota_whatever_the_leader_proposes() {
-    let quota = 8 * u64::from(SLOT);
+    let quota = 32 * u64::from(SLOT);
     let policy = Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 2) };
     let mut bench = Bench::with(2, policy, 1);
-    let grant = bench.grant(3);
+    let grant = bench.grant(9);
+    assert_eq!(grant.slots, SlotCount(2), "with two copies an eighth of the quota");
+    for _ in 0..6 {
+        bench.grant(2);
+    }
+    bench.grant(1);
     assert_eq!(bench.grant(2).slots, SlotCount(1), "as many as are left");
     bench.seal(&grant, 0);
-    bench.grant(3);
+    bench.grant(2);
     let asked = bench.asked(1);
     let holders = vec![place(1, 9, 9 * EXTENT), place(2, 9, 9 * EXTENT)];
     let refused = bench.try_grant(ShardCommand::Grant { meta: META, asked, holders }).unwrap_err();
