@@ -5,9 +5,9 @@
 //! where they are. One job at a time per shard, and per data node (which sees to that itself); readers notice nothing but a new place at
 //! their next resolve.
 //!
-//! [`compact`] is the one who orders moves by itself: when a node has two extents' worth of free memory and no extent that is free or about to
-//! be, the extent with the fewest live bytes is emptied, no more than [`ROUND_BYTES`] each time that it is
-//! looked for.
+//! [`compact`] is one of the two who order moves: when a node has two extents' worth of free memory and no extent that is free or about to
+//! be, the extent with the fewest live bytes is emptied, no more than [`ROUND_BYTES`] each time that is looked at. Eviction is the other
+//! ([`crate::eviction`]).
 
 use crate::{
     core::{Core, HostedShard},
