@@ -1,7 +1,7 @@
 //! What one client can use up: calls, connections, bytes. The same door stands before meta nodes.
 
 use crate::support::{
-    Double, Mood, SLOT, arm, client, commit, frame, grant, node, node_with, refusal, sign, status, until,
+    Double, Mood, SLOT, arm, client, commit, frame, grant, node, node_with, refusal, sign, soon, status, until,
 };
 use bytes::Bytes;
 use quarry_proto::{
@@ -10,6 +10,7 @@ use quarry_proto::{
 };
 use quarry_trust::Limits;
 use quarry_wire::limits::MESSAGE_BYTES_MAX;
+use tokio::time::Instant;
 
 fn too_many(refusal: Refusal) -> (String, u64, u64) {
     match refusal {
@@ -37,7 +38,9 @@ async fn a_client_with_as_many_calls_as_it_may_have_is_refused_more_and_administ
         let refused = tokio::select! {
             answer = &mut commits => panic!("{answer:?}"),
             refused = async {
+                let deadline = soon();
                 loop {
+                    assert!(Instant::now() < deadline, "it is let in beside another");
                     // It may arrive before the commit does.
                     if let Err(refused) = arm(&a, &signed, 7).await {
                         return refused;

@@ -290,7 +290,8 @@ mod tests {
     /// Reads until the connection ends, and how.
     async fn ending(stream: &mut Stream<DuplexStream>) -> io::ErrorKind {
         let mut sink = Vec::new();
-        stream.read_to_end(&mut sink).await.expect_err("it does not end well").kind()
+        let ended = timeout(Duration::from_secs(24 * 3600), stream.read_to_end(&mut sink)).await;
+        ended.expect("within a day of the test's clock").expect_err("it does not end well").kind()
     }
 
     #[tokio::test(start_paused = true)]

@@ -591,9 +591,10 @@ mod tests {
         let (alice, bob, carol) = (served.seat("alice"), served.seat("bob"), served.seat("carol"));
         // Announced, and never sent.
         let half = tokio::spawn(served.begin(&alice, GRANT, message(2_900, 10)));
-        while alice.line.account.bytes.taken() < 2_900 {
+        for _ in 0..1_000 {
             tokio::task::yield_now().await;
         }
+        assert_eq!(alice.line.account.bytes.taken(), 2_900, "as announced");
         let more = served.begin(&alice, GRANT, message(200, 200)).await.err();
         assert_eq!(resource(more), ("bytes of one client in flight".to_owned(), 3_000, 3_100));
         // Answered, and not taken.
