@@ -192,6 +192,8 @@ pub fn small(spec: &mut LocalSpec, data_nodes: u32, region_bytes: u64) {
     spec.data_nodes = data_nodes;
     spec.region_bytes = vec![region_bytes];
     spec.node_silence_ms = 120_000;
+    // What fills such a cluster is to stay, or its test says otherwise.
+    spec.eviction.low_water_permille = 0;
     // What such a cluster is used for is not about who calls, and some of it speaks by hand in the name of others.
     spec.plaintext = true;
 }
