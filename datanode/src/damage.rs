@@ -1,7 +1,7 @@
 //! Damage that readers report: the node looks at its own copy and gives it up if it is not what was committed.
 //!
 //! A reader is not believed: the node reads the frame itself, once, and tells the shard what lies there, which knows what should. So a false report
-//! costs one look at one frame and nothing else; one look at a time is taken, others are told to come back.
+//! costs one look at one frame and nothing else; one look at a time is taken.
 
 use crate::{
     metas::{LeaderCallError, with_timeout},
@@ -22,7 +22,10 @@ use quarry_wire::{
     version::Version,
 };
 use std::sync::Arc;
-use tokio::{task::yield_now, time::Instant};
+use tokio::{
+    task::yield_now,
+    time::{Instant, timeout_at},
+};
 use tonic::Status;
 
 /// Bytes looked at under one lock.
@@ -48,8 +51,8 @@ pub(crate) async fn report(
         let expected = format_args!("a multiple of 64 below {}", seat.length);
         return Err(Refusal::malformed("offset", expected, asked.offset));
     }
-    let Ok(_turn) = node.looking.try_lock() else {
-        return Err(service::not_ready("another copy is looked at", 100));
+    let Ok(_turn) = timeout_at(deadline, node.looking.lock()).await else {
+        return Err(service::not_ready("other copies are looked at", 1_000));
     };
     let found = whole_frame(node, seat.id, incarnation, asked.offset, seat.length, deadline).await?;
     let request = v1::CheckCopyRequest {
