@@ -32,25 +32,35 @@ async fn a_client_with_as_many_calls_as_it_may_have_is_refused_more_and_administ
     // The shard does not answer: the commit waits.
     double.state.lock().mood = Mood::Silent;
     {
-        let frames = [&one];
-        let commits = commit(&a, &grant, &frames);
-        tokio::pin!(commits);
-        let refused = tokio::select! {
-            answer = &mut commits => panic!("{answer:?}"),
-            refused = async {
-                let deadline = soon();
-                loop {
-                    assert!(Instant::now() < deadline, "it is let in beside another");
-                    // It may arrive before the commit does.
-                    if let Err(refused) = arm(&a, &signed, 7).await {
-                        return refused;
-                    }
-                    tokio::task::yield_now().await;
+        let (frames, deadline) = ([&one], soon());
+        let refused = loop {
+            assert!(Instant::now() < deadline, "it is let in beside another");
+            let commits = commit(&a, &grant, &frames);
+            tokio::pin!(commits);
+            tokio::select! {
+                // It came while there was one to arm.
+                answer = &mut commits => {
+                    too_many(answer.unwrap_err());
+                    until("the place is free", async || arm(&a, &signed, 7).await.is_ok()).await;
                 }
-            } => refused,
+                refused = async {
+                    loop {
+                        assert!(Instant::now() < deadline, "it is let in beside another");
+                        // It may arrive before the commit does.
+                        if let Err(refused) = arm(&a, &signed, 7).await {
+                            return refused;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                } => {
+                    // While the commit is still under way.
+                    assert!(futures::poll!(&mut commits).is_pending());
+                    assert_eq!(status(&a).await.claims_open, 1);
+                    break refused;
+                }
+            }
         };
         assert_eq!(too_many(refused), ("calls of one client in flight".to_owned(), 1, 2));
-        assert_eq!(status(&a).await.claims_open, 1);
         double.state.lock().mood = Mood::Judges;
     }
     // Its caller went away: the place is free, and what was written can still be committed.
