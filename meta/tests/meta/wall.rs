@@ -41,6 +41,8 @@ async fn wall_clocks_that_jump_an_hour_either_way_move_no_lease_grant_or_stamp_a
         (reply.items[0].found, reply.lease_ms)
     };
     let began = Instant::now();
+    // An entry of its own: the stamp of an earlier one would count time from before.
+    assert_eq!(send(&entry(3, "key-3")).await, Ok(Code::Committed));
     let first = cluster.request(1).await.applied_ms;
     let mut last = first;
     for (slot, ahead) in (0..).zip([0, HOUR_MS, -HOUR_MS]) {
