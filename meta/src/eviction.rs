@@ -26,7 +26,7 @@ use quarry_raft::Term;
 use quarry_wire::{
     ids::{GrantId, Ordinal},
     limits::{COMMAND_BYTES_MAX, LEASE_MAX},
-    units::LogTime,
+    units::{LogTime, SlotSize},
 };
 use std::{
     collections::{BTreeSet, HashMap},
@@ -57,6 +57,8 @@ const LATELY: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
 /// Bytes of slots that are moved before slabs go, and how long that may take.
 const MOVED_FIRST_BYTES: u64 = 4 << 20;
 const MOVED_FIRST_WITHIN: Duration = Duration::from_secs(1);
+/// How long after somebody found no place for a slot room is kept in pieces of its size.
+const WANTED_FOR: Duration = Duration::from_secs(60);
 /// Parts of the memory of uses, so that callers seldom meet.
 const PARTS: usize = 16;
 
@@ -127,6 +129,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
     let mut watch = shard.hosted.watch();
     let mut office: Option<Office> = None;
     let mut tidy_at = Instant::now() + TIDY;
+    let mut wanted: Option<(SlotSize, Instant)> = None;
     loop {
         tokio::select! {
             () = shard.eviction.wake.notified() => {}
@@ -142,7 +145,13 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
         let since = office.filter(|office| office.term == term).map_or(now, |office| office.since);
         office = Some(Office { term, since });
         let lacks = mem::take(&mut *shard.eviction.lacks.lock());
-        let looked = make_room(&core, shard, &lacks, since).await;
+        wanted = wanted.filter(|(_, until)| Instant::now() < *until);
+        if let Some(size) = lacks.iter().map(|lack| lack.slot_size).max() {
+            let largest = wanted.map_or(size, |(wanted, _)| wanted.max(size));
+            wanted = Some((largest, Instant::now() + WANTED_FOR));
+        }
+        let size = wanted.map(|(size, _)| size);
+        let looked = make_room(&core, shard, &lacks, size, since).await;
         if tidy_at <= Instant::now() {
             shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
             tidy_at = Instant::now() + TIDY;
@@ -152,10 +161,16 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
 }
 
 /// Lets slabs go if there is too little room. Answers how long it took to see which.
-async fn make_room(core: &Core, shard: &HostedShard, lacks: &BTreeSet<Lack>, since: LogTime) -> Duration {
+async fn make_room(
+    core: &Core,
+    shard: &HostedShard,
+    lacks: &BTreeSet<Lack>,
+    wanted: Option<SlotSize>,
+    since: LogTime,
+) -> Duration {
     let marks = core.config.eviction;
     let began = Instant::now();
-    let victims = shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, since));
+    let victims = shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, wanted, since));
     let looked = began.elapsed();
     if lacks.is_empty() && !victims.is_empty() {
         save_leased(core, shard, &victims).await;
@@ -211,11 +226,18 @@ fn leased_lately(state: &Shard, values: &Recent, victims: &[Victim], now: LogTim
 }
 
 /// The slabs that are to go, least recently used first.
-fn victims(state: &Shard, uses: &Uses, marks: Marks, lacks: &BTreeSet<Lack>, since: LogTime) -> Vec<Victim> {
+fn victims(
+    state: &Shard,
+    uses: &Uses,
+    marks: Marks,
+    lacks: &BTreeSet<Lack>,
+    wanted: Option<SlotSize>,
+    since: LogTime,
+) -> Vec<Victim> {
     if marks.low == 0 {
         return Vec::new();
     }
-    state.victims(marks, lacks, |slab| uses.last(slab).max(since))
+    state.victims(marks, lacks, wanted, |slab| uses.last(slab).max(since))
 }
 
 /// Cut so that no command is large nor takes long to apply.

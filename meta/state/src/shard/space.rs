@@ -126,6 +126,14 @@ impl Extent {
     pub(super) fn live_bytes(&self) -> u64 {
         self.bytes - self.free.total() - self.resting.values().map(|rest| rest.bytes).sum::<u64>()
     }
+    /// What is free once all that rests has rested.
+    pub(super) fn coming(&self) -> Ranges {
+        let mut coming = self.free.clone();
+        for (start, rest) in &self.resting {
+            coming.put(*start, rest.bytes);
+        }
+        coming
+    }
     pub(super) fn is_all_free(&self) -> bool {
         self.free.total() == self.bytes
     }

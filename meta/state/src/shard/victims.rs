@@ -21,6 +21,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A namespace at its quota loses this part of it at a time, if it is more than what is asked for.
 const QUOTA_STEP: u64 = 16;
 
+/// Room for so many slots of the size that was lacking is kept ahead, if the marks ask for no less: pieces cost more than room.
+const PIECES_AHEAD: u64 = 16;
+
 /// When eviction begins on a node and when it is enough, in thousandths of the bytes that the node lends to the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
@@ -55,6 +58,8 @@ pub struct Room {
     pub free: u64,
     /// Bytes that rest.
     pub resting: u64,
+    /// Of both, what lies in pieces that are large enough for a slot that somebody found no place for lately; 0 if nobody did.
+    pub in_pieces: u64,
 }
 
 impl Room {
@@ -105,16 +110,42 @@ impl Shard {
         rooms
     }
 
+    /// What each of the rooms has in pieces that hold slots of this size, as far as they hold whole ones: what is free, joined with what rests
+    /// beside it. A node that has enough of smaller pieces is not made to look short of them, so nothing goes that would not help.
+    fn in_pieces_of(&self, slot_size: SlotSize, rooms: &mut BTreeMap<NodeId, Room>) {
+        let one = u64::from(slot_size.0).max(1);
+        for (extent, held) in self.extents.iter().filter(|(extent, _)| self.is_up(**extent)) {
+            if let Some(room) = rooms.get_mut(&extent.region.node) {
+                room.in_pieces += held.coming().iter().map(|(_, bytes)| bytes / one * one).sum::<u64>();
+            }
+        }
+    }
+
     fn is_up(&self, extent: ExtentId) -> bool {
         self.regions.get(&extent.region).is_some_and(|region| region.up)
     }
 
     /// The slabs that should go, in this order; none if there is room enough. `leased`: when a descriptor of a slab was last given with a
     /// lease, as far as the leader knows. Walks over all slabs unless there is room enough.
+    ///
+    /// `wanted`: the largest slot that somebody found no place for lately. Room in pieces that are smaller counts for nothing then: it would keep
+    /// a node above its mark that has no place for anybody.
     #[must_use]
-    pub fn victims(&self, marks: Marks, lacks: &BTreeSet<Lack>, leased: impl Fn(Ordinal) -> LogTime) -> Vec<Victim> {
+    pub fn victims(
+        &self,
+        marks: Marks,
+        lacks: &BTreeSet<Lack>,
+        wanted: Option<SlotSize>,
+        leased: impl Fn(Ordinal) -> LogTime,
+    ) -> Vec<Victim> {
         let mut rooms = self.room();
-        let is_short = |room: &Room, mark: u16| room.free + room.resting < room.part(mark);
+        if let Some(wanted) = wanted {
+            self.in_pieces_of(wanted, &mut rooms);
+        }
+        let enough = wanted.map_or(0, |size| u64::from(size.0).saturating_mul(PIECES_AHEAD));
+        let is_short = |room: &Room, mark: u16| {
+            room.free + room.resting < room.part(mark) || room.in_pieces < room.part(mark).min(enough)
+        };
         let mut short: BTreeSet<NodeId> =
             rooms.iter().filter(|(_, room)| is_short(room, marks.low)).map(|(node, _)| *node).collect();
         if short.is_empty() && lacks.is_empty() {
@@ -130,6 +161,7 @@ impl Shard {
             for (holder, bytes) in candidate.slab.grant.holders.iter().zip(&candidate.bytes) {
                 if let Some(room) = rooms.get_mut(&holder.region.node) {
                     room.resting += bytes;
+                    room.in_pieces += bytes;
                 }
             }
         };
@@ -222,11 +254,7 @@ impl Shard {
         let (bytes, needed) = (u64::from(lack.slot_size.0), usize::from(namespace.policy.least.max(1)));
         let mut nodes: BTreeMap<NodeId, BTreeMap<ExtentId, Ranges>> = BTreeMap::new();
         for (extent, held) in self.extents.iter().filter(|(extent, held)| held.bytes >= bytes && self.is_up(**extent)) {
-            let mut coming = held.free.clone();
-            for (start, rest) in &held.resting {
-                coming.put(*start, rest.bytes);
-            }
-            nodes.entry(extent.region.node).or_default().insert(*extent, coming);
+            nodes.entry(extent.region.node).or_default().insert(*extent, held.coming());
         }
         for candidate in candidates.iter().filter(|candidate| chosen.contains(&candidate.id)) {
             for (extent, start, bytes) in candidate.slab.spans_of_copies() {

@@ -4,8 +4,8 @@ use crate::bench::{Bench, EXTENTS, GEN, META, REGION_BYTES, SLOT, SPACE, TTL, at
 use quarry_meta_state::{
     directory::Policy,
     shard::{
-        CommitRefusal, Committed, EvictRefusal, Evicted, GrantRefusal, Lack, Marks, Mode, ShardCommand, ShardOutcome,
-        Victim,
+        CommitRefusal, Committed, EvictRefusal, Evicted, GrantRefusal, GrantRequest, Lack, Marks, Mode, ShardCommand,
+        ShardOutcome, Victim,
     },
 };
 use quarry_wire::{
@@ -45,7 +45,7 @@ fn fill(bench: &mut Bench, grant: &Grant, name: &str) {
 }
 
 fn victims(bench: &Bench, lacks: &BTreeSet<Lack>, leased: &BTreeMap<Ordinal, u64>) -> Vec<Victim> {
-    bench.shard.victims(MARKS, lacks, |slab| LogTime(leased.get(&slab).copied().unwrap_or(0)))
+    bench.shard.victims(MARKS, lacks, None, |slab| LogTime(leased.get(&slab).copied().unwrap_or(0)))
 }
 
 #[test]
@@ -367,4 +367,29 @@ impl Random {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % bound
     }
+}
+
+#[test]
+fn room_in_pieces_that_hold_no_slot_of_the_wanted_size_is_no_room() {
+    let mut bench = Bench::new(1);
+    // Two slots of three eighths of an extent: a quarter of each is left over.
+    let size = SlotSize(u32::try_from(EXTENT / 8 * 3).unwrap());
+    let mut grants = 0;
+    loop {
+        let asked = GrantRequest { slot_size: size, ..bench.asked(2) };
+        let planned = bench.shard.planner(LogTime(bench.at), &BTreeSet::new()).grant(META, asked);
+        let Ok(command) = planned else { break };
+        let grant = bench.try_grant(command).unwrap();
+        fill(&mut bench, &grant, &format!("g{grants}-"));
+        bench.seal(&grant, grant.slots.0);
+        grants += 1;
+    }
+    let all = |wanted| bench.shard.victims(MARKS, &BTreeSet::new(), wanted, |_| LogTime(0));
+    assert_eq!(all(None), [], "a quarter of all is free");
+    assert_eq!(all(Some(SlotSize(64))), [], "and holds small slots");
+    let victims = all(Some(size));
+    let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
+    let lent = REGION_BYTES;
+    let high = lent / 1000 * u64::from(MARKS.high);
+    assert!(freed >= high.min(16 * u64::from(size.0)) && freed < lent / 2, "{freed} of {lent}");
 }

@@ -441,7 +441,12 @@ impl History {
                 let mut sure = 0;
                 if chosen {
                     let lacks = BTreeSet::from([Lack { namespace: SPACE, slot_size: SlotSize(4 * SLOT) }]);
-                    let proposed = self.bench.shard.victims(Marks { low: 900, high: 950 }, &lacks, |_| LogTime(0));
+                    let proposed = self.bench.shard.victims(
+                        Marks { low: 900, high: 950 },
+                        &lacks,
+                        Some(SlotSize(4 * SLOT)),
+                        |_| LogTime(0),
+                    );
                     sure = proposed.len();
                     victims.splice(0..0, proposed.into_iter().map(|victim| victim.grant));
                 }
