@@ -2,6 +2,7 @@
 //!
 //! Numbers only; [`crate::Door`] holds whoever comes to them. What an operator may have to change is in [`Limits`], the rest is fixed here.
 
+use quarry_wire::limits::MESSAGE_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -116,19 +117,21 @@ impl Limits {
     /// # Errors
     /// [`LimitError`].
     pub fn check(&self) -> Result<(), LimitError> {
-        let one = |name, found, most: usize| {
-            if (1..=most).contains(&found) {
+        let within = |name, found, least: usize, most: usize| {
+            if (least..=most).contains(&found) {
                 Ok(())
             } else {
-                Err(LimitError { name, expected: format!("1 to {most}"), found })
+                Err(LimitError { name, expected: format!("{least} to {most}"), found })
             }
         };
+        let one = |name, found, most| within(name, found, 1, most);
         one("limits.connections_max", self.connections_max, CONNECTIONS_MOST)?;
         one("limits.connections_per_client_max", self.connections_per_client_max, self.connections_max)?;
         one("limits.calls_max", self.calls_max, CONNECTIONS_MOST)?;
         one("limits.calls_per_client_max", self.calls_per_client_max, self.calls_max)?;
-        one("limits.bytes_max", self.bytes_max, usize::MAX)?;
-        one("limits.bytes_per_client_max", self.bytes_per_client_max, self.bytes_max)
+        // With room for less than one message nobody could ever be served.
+        within("limits.bytes_max", self.bytes_max, MESSAGE_BYTES_MAX, usize::MAX)?;
+        within("limits.bytes_per_client_max", self.bytes_per_client_max, MESSAGE_BYTES_MAX, self.bytes_max)
     }
 }
 
@@ -148,7 +151,8 @@ mod tests {
             ),
             (Limits { calls_max: 0, ..usual }, "limits.calls_max"),
             (Limits { calls_per_client_max: usual.calls_max + 1, ..usual }, "limits.calls_per_client_max"),
-            (Limits { bytes_per_client_max: 0, ..usual }, "limits.bytes_per_client_max"),
+            (Limits { bytes_max: MESSAGE_BYTES_MAX - 1, ..usual }, "limits.bytes_max"),
+            (Limits { bytes_per_client_max: MESSAGE_BYTES_MAX - 1, ..usual }, "limits.bytes_per_client_max"),
         ] {
             assert_eq!(wrong.check().map_err(|it| it.name), Err(name));
         }
