@@ -85,14 +85,19 @@ fn the_poller_does_not_look_while_a_task_spins() {
             cable.client.times_polled() - before
         })
     };
-    let (spinning, sleeping) = (looks(true), looks(false));
     // It looks at all endpoints ten times per second in any case.
+    let spinning = looks(true);
     assert!(spinning < ROUNDS / 4, "{spinning} looks for {ROUNDS} operations that were spun for");
-    assert!(
-        sleeping < ROUNDS * 8,
-        "{sleeping} looks for {ROUNDS} operations: it does not sleep while they are under way"
-    );
-    assert!(sleeping > ROUNDS / 4, "only {sleeping} looks for {ROUNDS} operations that were slept for");
+    // On a busy machine whole rounds are over before anybody can sleep: then there is another try.
+    let slept = (0..10).find_map(|_| {
+        let sleeping = looks(false);
+        assert!(
+            sleeping < ROUNDS * 8,
+            "{sleeping} looks for {ROUNDS} operations: it does not sleep while they are under way"
+        );
+        (sleeping > ROUNDS / 4).then_some(())
+    });
+    assert!(slept.is_some(), "ten times fewer than {} looks for {ROUNDS} operations that were slept for", ROUNDS / 4);
     cable.end();
 }
 
