@@ -107,12 +107,13 @@ async fn every_command_tells_missing_existing_and_full_apart() {
         let output = on(&cluster, &line);
         assert_eq!(code(&output), 0, "{line}: {}", text(&output.stderr));
     }
+    // What a cache has room for goes in, for something else goes out: what can never fit does not.
     let value = dir.path().join("value");
     std::fs::write(&value, vec![1; 700 << 10]).unwrap();
-    let fill = (0..40).map(|number| format!(" {number}={}", value.display())).collect::<String>();
-    let line = format!("put -o json --replace --timeout 20s --files{fill}");
+    assert_eq!(code(&on(&cluster, "namespace create small --copies 1 --quota 256KiB")), 0);
+    let line = format!("put -o json --namespace small --timeout 3s k {}", value.display());
     let full = on(&cluster, &line);
-    assert_eq!(code(&full), 5, "more than the memory holds was written: {}", text(&full.stderr));
+    assert_eq!(code(&full), 5, "more than its quota was written: {}", text(&full.stderr));
     let error = told(&full);
     assert!(error["code"] == "no_space" && error["hint"].is_string(), "{error}");
 }
