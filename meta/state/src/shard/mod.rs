@@ -35,6 +35,7 @@ mod pins;
 pub mod plan;
 mod quarantine;
 mod read;
+mod refusal;
 mod resign;
 mod space;
 mod victims;
@@ -46,10 +47,9 @@ use crate::{
     snapshot::{self, Machine, SnapshotError, StateHash},
 };
 pub use command::{
-    Attested, CheckedCopy, CommitEntry, CommitOutcome, CommitRefusal, Committed, CopyRefusal, Covers, DeleteKey,
-    DeleteRefusal, Deleted, DropRefusal, DroppedCopy, EvictRefusal, Evicted, FeedRefusal, FoundFrame, GrantRefusal,
-    GrantRequest, Mode, MoveRequest, PinMiss, PinRefusal, PinRequest, PinTerm, Pinned, Proposed, Publish, RenewRefusal,
-    SealRefusal, ShardCommand, ShardOutcome, ValuePlace,
+    Attested, CheckedCopy, CommitEntry, CommitOutcome, Committed, Covers, DeleteKey, Deleted, DroppedCopy, Evicted,
+    FoundFrame, GrantRequest, Mode, MoveRequest, PinRequest, PinTerm, Pinned, Proposed, Publish, ShardCommand,
+    ShardOutcome, ValuePlace,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};
@@ -69,6 +69,10 @@ use quarry_wire::{
     units::LogTime,
 };
 pub use read::{Listed, Resolved, ResolvedCopy, SignedBatch};
+pub use refusal::{
+    CommitRefusal, CopyRefusal, DeleteRefusal, DropRefusal, EvictRefusal, FeedRefusal, GrantRefusal, PinMiss,
+    PinRefusal, RenewRefusal, SealRefusal,
+};
 pub use resign::Resigned;
 use serde::{Deserialize, Serialize};
 use space::Extent;
