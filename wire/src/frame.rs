@@ -91,7 +91,7 @@ impl FrameKind {
 }
 
 /// The header of a frame.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FrameHeader {
     /// Namespace of the key.
     pub namespace: NamespaceId,

@@ -5,7 +5,7 @@
 
 use super::{control::key_of_shard, strange};
 use crate::{core::Core, metrics};
-use quarry_meta_state::shard::{CheckedCopy, FoundFrame, ShardCommand, ShardOutcome};
+use quarry_meta_state::shard::{CheckedCopy, ShardCommand, ShardOutcome};
 use quarry_proto::{
     convert::{self, required},
     refusal::Refusal,
@@ -14,6 +14,7 @@ use quarry_proto::{
 use quarry_trust::Caller;
 use quarry_wire::{
     certificate::Role,
+    frame::FrameHeader,
     ids::{NamespaceId, RegionId, ShardId},
     units::Offset,
 };
@@ -55,8 +56,8 @@ pub(super) async fn check_copy(
     }
 }
 
-fn found(frame: v1::FoundFrame) -> Result<FoundFrame, Refusal> {
-    Ok(FoundFrame {
+fn found(frame: v1::FoundFrame) -> Result<FrameHeader, Refusal> {
+    Ok(FrameHeader {
         namespace: NamespaceId(frame.namespace),
         key: convert::key(&frame.key)?,
         version: required("found.version", frame.version)?.try_into()?,

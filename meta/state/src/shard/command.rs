@@ -9,7 +9,7 @@ use crate::{
     requests::{RequestId, RequestRefusal},
 };
 use quarry_wire::{
-    frame::FrameKind,
+    frame::{FrameHeader, FrameKind},
     grant::Grant,
     ids::{
         CertificateSerial, ExtentId, FeedNumber, Generation, GrantId, Incarnation, LendNumber, NamespaceId, NodeId,
@@ -178,25 +178,8 @@ pub struct CheckedCopy {
     pub incarnation: Incarnation,
     /// Where the frame begins in the region.
     pub offset: Offset,
-    /// The frame that lies there whole, header and payload; none if there is none.
-    pub found: Option<FoundFrame>,
-}
-
-/// What a whole frame says of itself, its payload's CRC checked.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FoundFrame {
-    /// Namespace of the key.
-    pub namespace: NamespaceId,
-    /// The key.
-    pub key: Key,
-    /// The version.
-    pub version: Version,
-    /// What the frame carries.
-    pub kind: FrameKind,
-    /// Bytes of payload.
-    pub payload_bytes: u64,
-    /// CRC-32C of the payload.
-    pub payload_crc: u32,
+    /// The header of the frame that lies there, whose payload has the CRC that it says; none if no whole frame lies there.
+    pub found: Option<FrameHeader>,
 }
 
 /// A damaged copy is one no more.

@@ -10,6 +10,7 @@ use super::{
     CheckedCopy, CopyRefusal, DroppedCopy, Shard,
     grants::{Leave, Slot},
 };
+use quarry_wire::frame::FrameHeader;
 
 impl Shard {
     /// Whether the copy that was looked at is a damaged copy of the key's current version, and what of it is to go.
@@ -32,16 +33,17 @@ impl Shard {
                 && holder.incarnation == asked.incarnation
                 && slab.grant.offset(holder, value.slot) == Some(asked.offset)
         });
-        let committed = |place: &usize| matches!(slab.slot(*place, value.slot), Some(Slot::Committed { .. }));
-        let place = place.filter(committed).ok_or(CopyRefusal::NotThere)?;
-        let is_intact = asked.found.as_ref().is_some_and(|found| {
-            found.namespace == asked.namespace
-                && found.key == record.key
-                && found.version == record.version
-                && found.kind == record.kind
-                && found.payload_bytes == record.payload_bytes
-                && found.payload_crc == record.payload_crc
-        });
+        let is_committed = |place: &usize| matches!(slab.slot(*place, value.slot), Some(Slot::Committed { .. }));
+        let place = place.filter(is_committed).ok_or(CopyRefusal::NotThere)?;
+        let committed = FrameHeader {
+            namespace: asked.namespace,
+            key: record.key.clone(),
+            version: record.version,
+            kind: record.kind,
+            payload_bytes: record.payload_bytes,
+            payload_crc: record.payload_crc,
+        };
+        let is_intact = asked.found.as_ref() == Some(&committed);
         match (is_intact, self.is_pinned(*value)) {
             (true, _) => Err(CopyRefusal::Intact),
             (false, true) => Err(CopyRefusal::Pinned),

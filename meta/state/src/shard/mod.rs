@@ -48,8 +48,8 @@ use crate::{
 };
 pub use command::{
     Attested, CheckedCopy, CommitEntry, CommitOutcome, Committed, Covers, DeleteKey, Deleted, DroppedCopy, Evicted,
-    FoundFrame, GrantRequest, Mode, MoveRequest, PinRequest, PinTerm, Pinned, Proposed, Publish, ShardCommand,
-    ShardOutcome, ValuePlace,
+    GrantRequest, Mode, MoveRequest, PinRequest, PinTerm, Pinned, Proposed, Publish, ShardCommand, ShardOutcome,
+    ValuePlace,
 };
 use commits::Batch;
 pub use commits::{BatchRef, leaves};

@@ -3,9 +3,10 @@
 use crate::bench::{Bench, SLOT, SPACE, attested, entry, key, region, version};
 use quarry_meta_state::{
     Shard,
-    shard::{CheckedCopy, CommitEntry, CopyRefusal, DroppedCopy, FoundFrame, Mode, ShardCommand, ShardOutcome},
+    shard::{CheckedCopy, CommitEntry, CopyRefusal, DroppedCopy, Mode, ShardCommand, ShardOutcome},
 };
 use quarry_wire::{
+    frame::FrameHeader,
     grant::Grant,
     ids::NodeId,
     limits::QUARANTINE,
@@ -13,7 +14,7 @@ use quarry_wire::{
 };
 
 /// What the holder at `node` says of the copy of `entry`: a whole frame, or none.
-fn copy(bench: &Bench, grant: &Grant, entry: &CommitEntry, node: u64, found: Option<FoundFrame>) -> CheckedCopy {
+fn copy(bench: &Bench, grant: &Grant, entry: &CommitEntry, node: u64, found: Option<FrameHeader>) -> CheckedCopy {
     let holder = grant.holder(NodeId(node)).unwrap();
     assert!(bench.shard.resolve(SPACE, &entry.key).is_some());
     CheckedCopy {
@@ -27,8 +28,8 @@ fn copy(bench: &Bench, grant: &Grant, entry: &CommitEntry, node: u64, found: Opt
     }
 }
 
-fn frame(entry: &CommitEntry) -> FoundFrame {
-    FoundFrame {
+fn frame(entry: &CommitEntry) -> FrameHeader {
+    FrameHeader {
         namespace: SPACE,
         key: entry.key.clone(),
         version: entry.version,
@@ -113,10 +114,10 @@ fn whatever_anybody_complains_of_an_intact_copy_stays() {
     // Each part of a frame counts.
     let whole = frame(&one);
     let wrong = [
-        FoundFrame { key: key("two"), ..whole.clone() },
-        FoundFrame { version: version(6), ..whole.clone() },
-        FoundFrame { payload_bytes: whole.payload_bytes + 1, ..whole.clone() },
-        FoundFrame { payload_crc: whole.payload_crc ^ 1, ..whole.clone() },
+        FrameHeader { key: key("two"), ..whole.clone() },
+        FrameHeader { version: version(6), ..whole.clone() },
+        FrameHeader { payload_bytes: whole.payload_bytes + 1, ..whole.clone() },
+        FrameHeader { payload_crc: whole.payload_crc ^ 1, ..whole.clone() },
     ];
     for found in wrong {
         let mut bench = Bench::new(2);
