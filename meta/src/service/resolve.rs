@@ -135,6 +135,10 @@ struct Shared {
 
 impl Answer<'_> {
     fn item(&mut self, resolved: &Resolved) -> v1::Resolved {
+        // All copies of a value have one place: a slot of a grant.
+        if let (Some((uses, at)), Some(copy)) = (self.use_of, resolved.copies.first()) {
+            uses.values.touch(copy.grant, copy.slot, at);
+        }
         let copies = resolved.copies.iter().filter_map(|copy| self.copy(copy)).collect();
         v1::Resolved {
             found: true,
@@ -147,9 +151,6 @@ impl Answer<'_> {
     }
 
     fn copy(&mut self, copy: &ResolvedCopy) -> Option<v1::Copy> {
-        if let Some((uses, at)) = self.use_of {
-            uses.values.touch(copy.grant, copy.slot, at);
-        }
         let shared = match self.batches.entry(copy.batch) {
             Entry::Occupied(held) => held.into_mut(),
             Entry::Vacant(place) => {
