@@ -17,7 +17,7 @@ use quarry_proto::{
 use quarry_wire::{
     frame::{FrameHeader, HEADER_BYTES_MAX, header_bytes},
     ids::{Incarnation, RegionId, RegionIndex},
-    limits::EXTENT_BYTES,
+    limits::{EXTENT_BYTES, FRAME_ALIGN},
     units::Offset,
     version::Version,
 };
@@ -47,8 +47,8 @@ pub(crate) async fn report(
     let Some(seat) = node.regions.iter().find(|seat| seat.id.index == index) else {
         return Err(Refusal::malformed("region", format_args!("0 to {}", node.regions.len() - 1), asked.region));
     };
-    if !asked.offset.is_multiple_of(64) || asked.offset >= seat.length {
-        let expected = format_args!("a multiple of 64 below {}", seat.length);
+    if !asked.offset.is_multiple_of(FRAME_ALIGN as u64) || asked.offset >= seat.length {
+        let expected = format_args!("a multiple of {FRAME_ALIGN} below {}", seat.length);
         return Err(Refusal::malformed("offset", expected, asked.offset));
     }
     let Ok(_turn) = timeout_at(deadline, node.looking.lock()).await else {

@@ -111,7 +111,7 @@ impl Shard {
     }
 
     /// What each of the rooms has in pieces that hold slots of this size, as far as they hold whole ones: what is free, joined with what rests
-    /// beside it. A node that has enough of smaller pieces is not made to look short of them, so nothing goes that would not help.
+    /// beside it.
     fn in_pieces_of(&self, slot_size: SlotSize, rooms: &mut BTreeMap<NodeId, Room>) {
         let one = u64::from(slot_size.0).max(1);
         for (extent, held) in self.extents.iter().filter(|(extent, _)| self.is_up(**extent)) {
@@ -128,8 +128,8 @@ impl Shard {
     /// The slabs that should go, in this order; none if there is room enough. `leased`: when a descriptor of a slab was last given with a
     /// lease, as far as the leader knows. Walks over all slabs unless there is room enough.
     ///
-    /// `wanted`: the largest slot that somebody found no place for lately. Room in pieces that are smaller counts for nothing then: it would keep
-    /// a node above its mark that has no place for anybody.
+    /// `wanted`: the largest slot that somebody found no place for lately. Then some room in pieces that hold such slots is kept as well: what is
+    /// free in smaller ones would keep a node above its mark that has no place for them.
     #[must_use]
     pub fn victims(
         &self,

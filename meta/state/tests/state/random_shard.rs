@@ -7,7 +7,7 @@ use quarry_meta_state::{
     Entry, RequestId, Shard,
     directory::{FeedChange, Policy},
     shard::{
-        BatchRef, CheckedCopy, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest,
+        Attested, BatchRef, CheckedCopy, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest,
         PinRequest, Proposed, Publish, Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
     },
 };
@@ -296,14 +296,7 @@ impl History {
             Step::Publish { grant, entries, nodes, only } => {
                 let Some(grant) = self.pick(grant) else { return };
                 let entries: Vec<_> = entries.into_iter().map(commit_entry).collect();
-                let attested = nodes_of(nodes).map(|node| {
-                    let mut attested = attested(node);
-                    if let Some(only) = &only {
-                        attested.covers = Covers::Only(only.iter().map(|index| u32::from(*index)).collect());
-                    }
-                    attested
-                });
-                let attested = attested.collect();
+                let attested = nodes_of(nodes).map(|node| covering(node, only.as_deref())).collect();
                 self.apply(ShardCommand::Publish(Publish { grant, entries, attested }));
             }
             Step::WildPublish { sequence, generation, shard, slot, nodes } => {
@@ -393,14 +386,7 @@ impl History {
                 self.apply(planned.command);
                 assert_eq!(self.grants.len(), before + 1, "what was planned is granted");
                 let grant = self.grants[before].id;
-                let attested = nodes_of(nodes).map(|node| {
-                    let mut attested = attested(node);
-                    if let Some(only) = &only {
-                        attested.covers = Covers::Only(only.iter().map(|index| u32::from(*index)).collect());
-                    }
-                    attested
-                });
-                let attested = attested.collect();
+                let attested = nodes_of(nodes).map(|node| covering(node, only.as_deref())).collect();
                 self.apply(ShardCommand::Publish(Publish { grant, entries: planned.entries, attested }));
             }
             Step::WildGrantMove { slots, ttl, places } => {
@@ -486,6 +472,12 @@ impl History {
             }
         }
     }
+}
+
+/// What a node attests: all entries, or only these.
+fn covering(node: u64, only: Option<&[u8]>) -> Attested {
+    let covers = only.map_or(Covers::All, |only| Covers::Only(only.iter().map(|index| u32::from(*index)).collect()));
+    Attested { covers, ..attested(node) }
 }
 
 fn wild_place((node, index, base): (u8, u8, u16)) -> Proposed {
