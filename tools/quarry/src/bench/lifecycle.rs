@@ -63,7 +63,7 @@ pub(super) async fn run(session: &mut Session) -> Result<(), BenchError> {
     let lab = Lab::start(&session.dir).await?;
     let mut writer = lab.writer(1).await?;
     let asked = written(&mut writer, BATCHES).await?;
-    let mooncake = match &session.mooncake {
+    let mut mooncake = match &session.mooncake {
         Some(python) if cases.iter().any(|case| [RESOLVED, PROBED].contains(case)) => {
             Some(Mooncake::start(python, lab.stage.cluster().dir()).await?)
         }
@@ -86,7 +86,7 @@ pub(super) async fn run(session: &mut Session) -> Result<(), BenchError> {
             }
             _ => {
                 let how = if case == PROBED { How::Exists } else { How::Resolve(LEASE_MAX) };
-                let row = against(mooncake.as_ref(), session.pace, case, calls(how)).await?;
+                let row = against(mooncake.as_mut(), session.pace, case, calls(how)).await?;
                 session.push(row);
             }
         }
@@ -117,7 +117,12 @@ async fn leases(lab: &Lab, pace: Pace, mut leased: Calls<'_>, mut bare: Calls<'_
 }
 
 /// A call of ours beside the other store's.
-async fn against(mooncake: Option<&Mooncake>, pace: Pace, case: &str, mut ours: Calls<'_>) -> Result<Row, BenchError> {
+async fn against(
+    mooncake: Option<&mut Mooncake>,
+    pace: Pace,
+    case: &str,
+    mut ours: Calls<'_>,
+) -> Result<Row, BenchError> {
     let Some(mooncake) = mooncake else {
         let ours = alone(pace, &mut ours).await?;
         return Ok(Row::alone(case, Unit::Micros, &ours)?.without_reference("none: see --mooncake"));

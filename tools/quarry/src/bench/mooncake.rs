@@ -7,11 +7,9 @@ use super::{
     error::BenchError,
     measure::{Round, Side},
 };
-use parking_lot::Mutex;
 use std::{
     path::{Path, PathBuf},
     process::Stdio,
-    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -30,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(20);
 pub(super) struct Mooncake {
     /// Ends with its input.
     _child: Child,
-    pipes: Arc<Mutex<Option<Pipes>>>,
+    pipes: Pipes,
     version: String,
 }
 
@@ -53,7 +51,7 @@ impl Mooncake {
         let mut pipes = Pipes { ask, answers: BufReader::new(answers).lines() };
         let said = pipes.answer(READY).await?;
         let version = said.strip_prefix("ready ").ok_or_else(|| unexpected("ready and its version", &said))?.to_owned();
-        Ok(Self { _child: child, pipes: Arc::new(Mutex::new(Some(pipes))), version })
+        Ok(Self { _child: child, pipes, version })
     }
 
     pub(super) fn version(&self) -> &str {
@@ -61,8 +59,8 @@ impl Mooncake {
     }
 
     /// Its check of a hundred keys that exist.
-    pub(super) fn existence(&self) -> Existence {
-        Existence(Arc::clone(&self.pipes))
+    pub(super) fn existence(&mut self) -> Existence<'_> {
+        Existence(&mut self.pipes)
     }
 }
 
@@ -80,16 +78,13 @@ fn unexpected(expected: &str, found: &str) -> BenchError {
 }
 
 /// Rounds of existence checks.
-pub(super) struct Existence(Arc<Mutex<Option<Pipes>>>);
+pub(super) struct Existence<'a>(&'a mut Pipes);
 
-impl Side for Existence {
+impl Side for Existence<'_> {
     async fn round(&mut self, time: Duration) -> Result<Round, BenchError> {
-        // One side at a time uses them; after a failure there is none.
-        let mut pipes = self.0.lock().take().ok_or_else(|| unexpected("a peer that answers", "one that failed"))?;
         let ask = format!("{}\n", time.as_secs_f64());
-        pipes.ask.write_all(ask.as_bytes()).await.map_err(BenchError::io("mooncake"))?;
-        let said = pipes.answer(time + GRACE).await?;
-        *self.0.lock() = Some(pipes);
+        self.0.ask.write_all(ask.as_bytes()).await.map_err(BenchError::io("mooncake"))?;
+        let said = self.0.answer(time + GRACE).await?;
         let mut round = Round::default();
         for word in said.split_whitespace() {
             let micros: f64 = word.parse().map_err(|_| unexpected("microseconds", word))?;
