@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::error::{LeaderHint, ProposeError, RaftError, ReadError};
 use crate::ids::{GroupId, LogIndex, RaftNodeId, Term};
-use crate::machine::{MAX_COMMAND_BYTES, Machine};
+use crate::machine::{MAX_COMMAND_BYTES, Machine, SnapshotWriter};
 use crate::metrics::{self, GroupMeters};
 use crate::reads::Rounds;
 use crate::replica::{Cell, Replica};
@@ -41,6 +41,22 @@ pub struct Applied<T> {
     pub term: Term,
     /// What the machine answered.
     pub outcome: T,
+}
+
+/// A frozen state of a machine.
+pub struct Frozen {
+    /// The term of the last entry in it.
+    pub term: Term,
+    /// The last entry in it; 0 if there is none.
+    pub last: LogIndex,
+    /// Its bytes, to be written once.
+    pub state: Box<dyn SnapshotWriter>,
+}
+
+impl std::fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Frozen").field("term", &self.term).field("last", &self.last).finish_non_exhaustive()
+    }
 }
 
 /// A handle to one group. Cheap to clone.
@@ -315,6 +331,21 @@ impl<M: Machine> Group<M> {
         self.inner.cell.with(read)
     }
 
+    /// A copy of the state as it is when the entry at `index` was applied here: later ones are not in it. If the group has come further
+    /// already, or not so far by the deadline, the state as it is then; `last` tells.
+    pub async fn frozen_at(&self, index: LogIndex, deadline: Instant) -> Frozen {
+        let moment = match timeout_at(deadline, self.inner.cell.freeze_at(index.0)).await {
+            Ok(Ok(moment)) => moment,
+            Ok(Err(_)) | Err(_) => self.inner.cell.freeze(),
+        };
+        let last = moment.last.as_ref();
+        Frozen {
+            term: Term(last.map_or(0, term_of)),
+            last: LogIndex(last.map_or(0, |id| id.index())),
+            state: moment.state,
+        }
+    }
+
     /// The group as this node sees it now.
     pub fn status(&self) -> GroupStatus {
         let fault = self.inner.store.committer().failed();
@@ -543,6 +574,12 @@ impl<M: Machine> Port for GroupPort<M> {
             let installed = raft.install_full_snapshot(vote, snapshot).await.map_err(|_| pb::Reason::Stopped)?;
             encode(&installed).map_err(|_| pb::Reason::Malformed)
         })
+    }
+
+    fn is_blank(&self) -> bool {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow_watched();
+        metrics.last_log_index.is_none() && metrics.membership_config.log_id().is_none()
     }
 
     fn stop(&self) -> Boxed<()> {

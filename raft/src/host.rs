@@ -67,8 +67,9 @@ impl Host {
             .await
             .map_err(std::io::Error::other)
             .doing(|| "open the log".to_owned())??;
-        let links = Links::new(config.node, Arc::clone(&config.connect));
-        let ports = Ports::new(config.node);
+        let generation = store.generation();
+        let links = Links::new(config.node, Arc::clone(&config.connect), Arc::clone(&generation));
+        let ports = Ports::new(config.node, generation);
         Ok(Self::of(config, Arc::new(store), links, ports))
     }
 
@@ -81,7 +82,7 @@ impl Host {
     pub fn simulated(config: HostConfig, disk: &crate::sim::Disk, net: &crate::sim::Net) -> Result<Self, RaftError> {
         config.check()?;
         let store = Arc::new(Store::simulated(&config, disk));
-        let ports = Ports::new(config.node);
+        let ports = Ports::new(config.node, store.generation());
         let links = Links::simulated(Arc::clone(&config.connect), net.clone(), Arc::clone(&ports));
         net.join(Arc::clone(&ports));
         Ok(Self::of(config, store, links, ports))
@@ -106,6 +107,12 @@ impl Host {
     /// This node.
     pub fn node(&self) -> RaftNodeId {
         self.inner.config.node
+    }
+
+    /// The generation of this node's groups: 1, and one more each time that they began again from a backup or from one survivor. Nodes of
+    /// different generations refuse each other; one whose groups were never formed takes the generation of the first that calls.
+    pub fn generation(&self) -> u32 {
+        self.inner.store.generation().get()
     }
 
     /// Starts a group with an empty machine and recovers it: the newest snapshot is restored and the log is applied up

@@ -16,11 +16,13 @@
 
 mod config;
 mod error;
+mod generation;
 mod group;
 mod host;
 mod ids;
 mod machine;
 mod metrics;
+mod offline;
 mod reads;
 mod replica;
 #[cfg(feature = "sim")]
@@ -32,10 +34,11 @@ mod types;
 
 pub use config::{Connect, DiskSync, Fdatasync, HostConfig, Timing};
 pub use error::{LeaderHint, ProposeError, RaftError, ReadError};
-pub use group::{Applied, Group};
+pub use group::{Applied, Frozen, Group};
 pub use host::Host;
 pub use ids::{GroupId, LogIndex, RaftNodeId, Term};
 pub use machine::{MAX_COMMAND_BYTES, Machine, SnapshotWriter};
 pub use metrics::describe_metrics;
+pub use offline::{FoundEntry, FoundGroup, FoundKind, FoundVote, Offline, Place, Seed, found};
 pub use status::{GroupStatus, Member, Role};
 pub use transport::service::{ProvedPeer, RaftService};

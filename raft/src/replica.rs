@@ -9,7 +9,7 @@ use futures::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::ids::LogIndex;
 use crate::machine::{Machine, SnapshotWriter};
@@ -29,11 +29,25 @@ struct State<M> {
     members: StoredMembership,
     /// The first entry of the newest term that was applied here: that term's leader's own blank entry.
     term_began: Option<LogId>,
+    /// Who waits for the state at an index.
+    awaited: Vec<(u64, oneshot::Sender<Moment>)>,
+}
+
+/// A frozen state and the entry that led to it.
+pub(crate) struct Moment {
+    pub(crate) last: Option<LogId>,
+    pub(crate) state: Box<dyn SnapshotWriter>,
 }
 
 impl<M: Machine> Cell<M> {
     pub(crate) fn new(machine: M) -> Arc<Self> {
-        let state = State { machine, applied: None, members: StoredMembership::default(), term_began: None };
+        let state = State {
+            machine,
+            applied: None,
+            members: StoredMembership::default(),
+            term_began: None,
+            awaited: Vec::new(),
+        };
         Arc::new(Self { state: RwLock::new(state), applied: watch::Sender::new(0) })
     }
 
@@ -49,6 +63,21 @@ impl<M: Machine> Cell<M> {
         (term_of(&began) == term).then(|| LogIndex(began.index()))
     }
 
+    /// The state as it is now.
+    pub(crate) fn freeze(&self) -> Moment {
+        self.state.read().freeze()
+    }
+
+    /// The state as it is when the entry at `index` was applied, or now if that was before.
+    pub(crate) fn freeze_at(&self, index: u64) -> oneshot::Receiver<Moment> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state.write();
+        state.awaited.retain(|(_, waiting)| !waiting.is_closed());
+        state.awaited.push((index, sender));
+        state.serve_awaited();
+        receiver
+    }
+
     pub(crate) fn watch_applied(&self) -> watch::Receiver<u64> {
         self.applied.subscribe()
     }
@@ -60,6 +89,23 @@ impl<M: Machine> State<M> {
             self.term_began = Some(to);
         }
         self.applied = Some(to);
+        if !self.awaited.is_empty() {
+            self.serve_awaited();
+        }
+    }
+
+    fn freeze(&self) -> Moment {
+        Moment { last: self.applied, state: self.machine.snapshot() }
+    }
+
+    fn serve_awaited(&mut self) {
+        let applied = self.applied.as_ref().map_or(0, LogId::index);
+        let (due, rest) = std::mem::take(&mut self.awaited).into_iter().partition(|(index, _)| *index <= applied);
+        self.awaited = rest;
+        for (_, waiting) in due {
+            // Whoever asked may have gone.
+            drop(waiting.send(self.freeze()));
+        }
     }
 }
 

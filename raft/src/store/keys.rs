@@ -47,6 +47,17 @@ pub(crate) enum MetaKind {
     Purged = 3,
 }
 
+/// Every group that has a vote, a log or a purged one in these keys of the two trees.
+pub(crate) fn group_of(key: &[u8]) -> io::Result<GroupId> {
+    let group = key.first_chunk::<4>().ok_or_else(|| damaged("key", &"too short"))?;
+    Ok(GroupId(u32::from_be_bytes(*group)))
+}
+
+/// Before every key of the groups from `group` on, and after every key there is.
+pub(crate) fn from_group(group: u32) -> std::ops::RangeInclusive<[u8; 13]> {
+    log_key(GroupId(group), 0, 0)..=[u8::MAX; 13]
+}
+
 #[derive(Serialize, Deserialize)]
 pub(crate) struct VoteRecord {
     term: u64,

@@ -86,6 +86,19 @@ impl GroupLog {
         Ok(Self { group, store: Arc::clone(store), state: Arc::new(RwLock::new(state)) })
     }
 
+    /// The vote, the last entry purged and the last entry.
+    pub(crate) fn stand(&self) -> (Option<Vote>, Option<LogId>, Option<LogId>) {
+        let state = self.state.read();
+        (state.vote, state.purged, state.last)
+    }
+
+    /// The last entry that is known to be committed.
+    pub(crate) fn committed(&self) -> io::Result<Option<LogId>> {
+        let committed = self.store.with(|open| read_meta::<PlaceRecord>(open, self.group, MetaKind::Committed))?;
+        // The log is written before the index, and recovered in that order; a smaller one would still be true.
+        Ok(committed.map(LogId::from).min(self.state.read().last))
+    }
+
     /// Writes to the database; what it answers goes to the committer.
     fn write_meta(&self, kind: MetaKind, record: &impl serde::Serialize) -> io::Result<Body> {
         let (key, value) = (keys::meta_key(self.group, kind), keys::encode_meta(record)?);
@@ -95,7 +108,7 @@ impl GroupLog {
     }
 
     /// Entries of `from..=to` that the log contains; stops early once `limit` bytes were read.
-    fn read(&self, from: u64, to: u64, limit: usize) -> io::Result<Vec<Entry>> {
+    pub(crate) fn read(&self, from: u64, to: u64, limit: usize) -> io::Result<Vec<Entry>> {
         // Held until all is read, so that a read shows one moment.
         let state = self.state.read();
         let first = state.purged.as_ref().map_or(state.begins, |purged| purged.index() + 1);
@@ -245,9 +258,7 @@ impl RaftLogStorage<Types> for GroupLog {
     }
 
     async fn read_committed(&mut self) -> Result<Option<LogId>, io::Error> {
-        let committed = self.store.with(|open| read_meta::<PlaceRecord>(open, self.group, MetaKind::Committed))?;
-        // The log is written before the index, and recovered in that order; a smaller one would still be true.
-        Ok(committed.map(LogId::from).min(self.state.read().last))
+        self.committed()
     }
 
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> Result<(), io::Error>

@@ -1,7 +1,7 @@
 //! A node's folder: who owns it, and the database of logs and votes in it.
 //!
 //! ```text
-//! <dir>/FORMAT                    "quarry-raft 2\nnode 3\n"
+//! <dir>/FORMAT                    "quarry-raft 2\nnode 3\n", and "generation 2\n" if it is not the first
 //! <dir>/LOCK                      locked while a process uses the folder
 //! <dir>/log/                      sled database (keys.rs)
 //! <dir>/journal-{0,1}             its latest writes, synced before anyone is told (journal.rs)
@@ -33,6 +33,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::config::HostConfig;
 use crate::error::{Doing, RaftError};
+use crate::generation::{self, Generation};
 use crate::ids::{GroupId, RaftNodeId};
 use committer::{Committer, Durable};
 use database::{Batch, Medium, Tree};
@@ -45,9 +46,9 @@ const FORMAT_WITHOUT_JOURNAL: &str = "quarry-raft 1";
 const REMOVE_BATCH: usize = 1_000;
 
 /// The open database. Dropped on close, so that the folder can be opened again by this process.
-struct Open {
-    log: Tree,
-    meta: Tree,
+pub(crate) struct Open {
+    pub(crate) log: Tree,
+    pub(crate) meta: Tree,
     medium: Medium,
 }
 
@@ -63,6 +64,7 @@ const CLOSING_PAUSE: Duration = Duration::from_millis(20);
 /// One node's log database and its committer.
 pub(crate) struct Store {
     dir: PathBuf,
+    generation: Arc<Generation>,
     files: Arc<Files>,
     committer: Committer,
 }
@@ -72,7 +74,7 @@ impl Store {
         let dir = config.dir.clone();
         disk::create_dir(&dir).doing(|| format!("make {}", dir.display()))?;
         let lock = lock(&dir)?;
-        let found = check_format(&dir, config.node)?;
+        let (found, generation) = check_format(&dir, config.node)?;
         let path = dir.join("log");
         let open = || -> io::Result<Open> {
             let db = open_database(&path, config.log_cache_bytes)?;
@@ -96,11 +98,12 @@ impl Store {
         let open = open().doing(|| format!("open the log database {}", path.display()))?;
         if found == FORMAT_WITHOUT_JOURNAL {
             // From here on a build that knows no journal must not open it.
-            write_format(&dir, config.node)?;
+            write_format(&dir, config.node, generation)?;
         }
         let files = Arc::new(Files { open: RwLock::new(Some(open)) });
         let committer = Committer::start(Arc::clone(&files)).doing(|| "start the committer thread".to_owned())?;
-        Ok(Self { dir, files, committer })
+        let generation = Generation::of_folder(&dir, config.node, generation);
+        Ok(Self { dir, generation, files, committer })
     }
 
     /// A store in memory: what it forgets when its node crashes is decided by `disk`.
@@ -110,7 +113,11 @@ impl Store {
         let open = Open { log: Tree::Memory(log), meta: Tree::Memory(meta), medium: Medium::Memory };
         let files = Arc::new(Files { open: RwLock::new(Some(open)) });
         let committer = crate::sim::disk::start_committer(Arc::clone(&files), life);
-        Self { dir: config.dir.clone(), files, committer }
+        Self { dir: config.dir.clone(), generation: Generation::of_memory(generation::FIRST), files, committer }
+    }
+
+    pub(crate) fn generation(&self) -> Arc<Generation> {
+        Arc::clone(&self.generation)
     }
 
     pub(crate) fn committer(&self) -> &Committer {
@@ -130,7 +137,7 @@ impl Store {
         }
     }
 
-    fn with<R>(&self, work: impl FnOnce(&Open) -> io::Result<R>) -> io::Result<R> {
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&Open) -> io::Result<R>) -> io::Result<R> {
         self.files.with(work)
     }
 }
@@ -219,45 +226,56 @@ fn lock(dir: &Path) -> Result<File, RaftError> {
     }
 }
 
-fn write_format(dir: &Path, node: RaftNodeId) -> Result<(), RaftError> {
+pub(crate) fn write_format(dir: &Path, node: RaftNodeId, generation: u32) -> Result<(), RaftError> {
     let path = dir.join("FORMAT");
-    disk::write_small(&path, format!("{FORMAT}\nnode {node}\n").as_bytes())
-        .doing(|| format!("write {}", path.display()))
+    let mut text = format!("{FORMAT}\nnode {node}\n");
+    if generation != generation::FIRST {
+        text.push_str(&format!("generation {generation}\n"));
+    }
+    disk::write_small(&path, text.as_bytes()).doing(|| format!("write {}", path.display()))
 }
 
-/// The format of the folder; an empty one gets the newest.
-fn check_format(dir: &Path, node: RaftNodeId) -> Result<&'static str, RaftError> {
+/// What a folder says about itself.
+pub(crate) struct Mark {
+    pub(crate) format: &'static str,
+    pub(crate) node: RaftNodeId,
+    pub(crate) generation: u32,
+}
+
+/// Whose folder it is; none if nobody used it yet.
+pub(crate) fn read_format(dir: &Path) -> Result<Option<Mark>, RaftError> {
     let path = dir.join("FORMAT");
+    let wrong = |found: &str| RaftError::WrongVersion {
+        dir: dir.to_owned(),
+        expected: FORMAT.to_owned(),
+        found: found.to_owned(),
+    };
     let found = match std::fs::read_to_string(&path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            if dir.join("log").exists() {
-                return Err(RaftError::WrongVersion {
-                    dir: dir.to_owned(),
-                    expected: FORMAT.to_owned(),
-                    found: "a log without a FORMAT file".to_owned(),
-                });
-            }
-            return write_format(dir, node).map(|()| FORMAT);
+            return if dir.join("log").exists() { Err(wrong("a log without a FORMAT file")) } else { Ok(None) };
         }
         Err(error) => return Err(error).doing(|| format!("read {}", path.display())),
     };
     let mut lines = found.lines();
-    let format = lines.next().unwrap_or_default();
-    let owner = lines.next().and_then(|line| line.strip_prefix("node ")).and_then(|id| id.parse().ok());
-    let known = [FORMAT, FORMAT_WITHOUT_JOURNAL].into_iter().find(|known| *known == format);
-    match (owner.map(RaftNodeId), known) {
-        (Some(owner), Some(known)) => {
-            if owner == node {
-                Ok(known)
-            } else {
-                Err(RaftError::WrongNode { dir: dir.to_owned(), expected: node, found: owner })
-            }
-        }
-        _ => Err(RaftError::WrongVersion {
-            dir: dir.to_owned(),
-            expected: FORMAT.to_owned(),
-            found: found.lines().next().unwrap_or_default().to_owned(),
-        }),
+    let first = lines.next().unwrap_or_default();
+    let known = [FORMAT, FORMAT_WITHOUT_JOURNAL].into_iter().find(|known| *known == first);
+    let node = lines.next().and_then(|line| line.strip_prefix("node ")).and_then(|id| id.parse().ok());
+    let generation = match lines.next() {
+        None => Some(generation::FIRST),
+        Some(line) => line.strip_prefix("generation ").and_then(|number| number.parse().ok()),
+    };
+    match (known, node, generation) {
+        (Some(format), Some(node), Some(generation)) => Ok(Some(Mark { format, node: RaftNodeId(node), generation })),
+        _ => Err(wrong(first)),
+    }
+}
+
+/// The format and the generation of the folder; an empty one gets the newest and the first.
+fn check_format(dir: &Path, node: RaftNodeId) -> Result<(&'static str, u32), RaftError> {
+    match read_format(dir)? {
+        None => write_format(dir, node, generation::FIRST).map(|()| (FORMAT, generation::FIRST)),
+        Some(mark) if mark.node == node => Ok((mark.format, mark.generation)),
+        Some(mark) => Err(RaftError::WrongNode { dir: dir.to_owned(), expected: node, found: mark.node }),
     }
 }

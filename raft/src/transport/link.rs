@@ -16,6 +16,9 @@ use tonic::{Streaming, transport};
 use super::pb::peer_client::PeerClient;
 use super::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, pb};
 use crate::config::Connect;
+#[cfg(feature = "sim")]
+use crate::generation::FIRST;
+use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
 
 /// How long dialling and saying hello may take.
@@ -91,6 +94,7 @@ impl Link {
 /// All links of a node.
 pub(crate) struct Links {
     node: RaftNodeId,
+    generation: Arc<Generation>,
     connect: Connect,
     links: Mutex<HashMap<RaftNodeId, Link>>,
     closed: watch::Sender<bool>,
@@ -100,9 +104,10 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn new(node: RaftNodeId, connect: Connect) -> Arc<Self> {
+    pub(crate) fn new(node: RaftNodeId, connect: Connect, generation: Arc<Generation>) -> Arc<Self> {
         Arc::new(Self {
             node,
+            generation,
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
@@ -115,6 +120,7 @@ impl Links {
     pub(crate) fn simulated(connect: Connect, net: crate::sim::Net, own: Arc<super::service::Ports>) -> Arc<Self> {
         Arc::new(Self {
             node: own.node,
+            generation: Generation::of_memory(FIRST),
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
@@ -129,6 +135,11 @@ impl Links {
 
     pub(crate) fn node(&self) -> RaftNodeId {
         self.node
+    }
+
+    /// The generation that this node's groups are in.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.get()
     }
 
     /// The link to a peer; a new one when its address has changed.
@@ -150,6 +161,7 @@ impl Links {
         }
         let driver = Driver {
             node: self.node,
+            generation: Arc::clone(&self.generation),
             peer,
             addr: addr.to_owned(),
             connect: Arc::clone(&self.connect),
@@ -202,6 +214,7 @@ fn endpoint(addr: &str) -> Result<transport::Endpoint, transport::Error> {
 /// The task behind one link.
 struct Driver {
     node: RaftNodeId,
+    generation: Arc<Generation>,
     peer: RaftNodeId,
     addr: String,
     connect: Connect,
@@ -240,7 +253,8 @@ impl Driver {
 
     async fn dial(&self) -> Result<(mpsc::Sender<pb::ToPeer>, Streaming<pb::FromPeer>), LinkError> {
         let unreachable = |error: &dyn std::fmt::Display| LinkError::Unreachable(error.to_string());
-        let hello = pb::Hello { protocol: PROTOCOL, from: self.node.0, to: self.peer.0 };
+        let hello =
+            pb::Hello { protocol: PROTOCOL, from: self.node.0, to: self.peer.0, generation: self.generation.get() };
         let (out, messages) = mpsc::channel(8);
         out.try_send(pb::ToPeer { hello: Some(hello), calls: Vec::new() }).map_err(|error| unreachable(&error))?;
         let opened = async {

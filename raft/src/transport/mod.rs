@@ -39,6 +39,8 @@ pub(crate) trait Port: Send + Sync {
     fn aside(&self) -> std::path::PathBuf;
     /// Installs a snapshot that arrived whole.
     fn install(&self, vote: Vote, snapshot: SnapshotFile) -> Boxed<Result<Bytes, pb::Reason>>;
+    /// Whether the group was never formed, as far as this node knows.
+    fn is_blank(&self) -> bool;
     /// Ends the group on this node.
     fn stop(&self) -> Boxed<()>;
 }
@@ -72,6 +74,9 @@ impl pb::Refusal {
             pb::Reason::WrongCaller => {
                 format!("the certificate is of node {expected}, the caller says that it is node {found}")
             }
+            pb::Reason::Generation => format!(
+                "the peer is of generation {expected}, this node of {found}: the older one's history was given up, it must begin with an empty folder"
+            ),
             pb::Reason::NoSuchGroup => "the peer does not host the group".to_owned(),
             pb::Reason::Malformed => "the peer could not decode the message".to_owned(),
             pb::Reason::Stopped => "the group has stopped on the peer".to_owned(),

@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::pb::peer_server::{Peer, PeerServer};
 use super::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, pb, snapshots};
+use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
 
 /// How long a caller may take to say who it is.
@@ -26,13 +27,14 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// The groups of this node, as peers reach them.
 pub(crate) struct Ports {
     pub(crate) node: RaftNodeId,
+    generation: Arc<Generation>,
     groups: RwLock<BTreeMap<GroupId, Arc<dyn Port>>>,
     closed: watch::Sender<bool>,
 }
 
 impl Ports {
-    pub(crate) fn new(node: RaftNodeId) -> Arc<Self> {
-        Arc::new(Self { node, groups: RwLock::new(BTreeMap::new()), closed: watch::Sender::new(false) })
+    pub(crate) fn new(node: RaftNodeId, generation: Arc<Generation>) -> Arc<Self> {
+        Arc::new(Self { node, generation, groups: RwLock::new(BTreeMap::new()), closed: watch::Sender::new(false) })
     }
 
     /// Adds a group; `false` when there is one of this name.
@@ -59,7 +61,14 @@ impl Ports {
         self.groups.read().get(&group).cloned()
     }
 
-    fn check(&self, protocol: u32, from: u64, proved: Option<ProvedPeer>, to: u64) -> Result<(), pb::Refusal> {
+    fn check(
+        &self,
+        protocol: u32,
+        from: u64,
+        proved: Option<ProvedPeer>,
+        to: u64,
+        generation: u32,
+    ) -> Result<(), pb::Refusal> {
         if protocol != PROTOCOL {
             return Err(pb::Refusal::mismatch(pb::Reason::Protocol, PROTOCOL.into(), protocol.into()));
         }
@@ -71,7 +80,17 @@ impl Ports {
         if to != self.node.0 {
             return Err(pb::Refusal::mismatch(pb::Reason::WrongNode, self.node.0, to));
         }
+        if !self.generation.accepts(generation, || self.is_blank()) {
+            let own = self.generation.get();
+            return Err(pb::Refusal::mismatch(pb::Reason::Generation, own.into(), generation.into()));
+        }
         Ok(())
+    }
+
+    /// Whether this node hosts groups, and none of them was ever formed.
+    fn is_blank(&self) -> bool {
+        let groups = self.groups.read();
+        !groups.is_empty() && groups.values().all(|port| port.is_blank())
     }
 }
 
@@ -163,7 +182,7 @@ impl Peer for PeerService {
             return Err(Status::invalid_argument("a snapshot begins with its start"));
         };
         let refused = |refusal| Response::new(pb::SnapshotAnswer { refusal: Some(refusal), ..Default::default() });
-        if let Err(refusal) = self.ports.check(start.protocol, start.from, proved, start.to) {
+        if let Err(refusal) = self.ports.check(start.protocol, start.from, proved, start.to, start.generation) {
             return Ok(refused(refusal));
         }
         let Some(port) = self.ports.get(GroupId(start.group)) else {
@@ -188,7 +207,7 @@ async fn serve(
     let Ok(Ok(Some(pb::ToPeer { hello: Some(hello), .. }))) = timeout(HELLO_DEADLINE, inbound.message()).await else {
         return;
     };
-    let greeting = match ports.check(hello.protocol, hello.from, proved, hello.to) {
+    let greeting = match ports.check(hello.protocol, hello.from, proved, hello.to, hello.generation) {
         Ok(()) => {
             let welcome = pb::Welcome { protocol: PROTOCOL, node: ports.node.0 };
             pb::FromPeer { welcome: Some(welcome), ..Default::default() }
@@ -260,22 +279,38 @@ pub(crate) fn dispatch(ports: &Ports, call: pb::Call, answers: &mpsc::UnboundedS
 mod tests {
     use super::*;
 
+    fn ports() -> Arc<Ports> {
+        Ports::new(RaftNodeId(3), Generation::of_memory(1))
+    }
+
     #[test]
     fn a_caller_of_another_protocol_or_for_another_node_is_refused_with_both_sides_named() {
-        let ports = Ports::new(RaftNodeId(3));
-        assert_eq!(ports.check(PROTOCOL, 1, None, 3), Ok(()));
-        let other = ports.check(PROTOCOL + 1, 1, None, 3).unwrap_err();
+        let ports = ports();
+        assert_eq!(ports.check(PROTOCOL, 1, None, 3, 1), Ok(()));
+        let other = ports.check(PROTOCOL + 1, 1, None, 3, 1).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::Protocol, 1, 2));
         assert!(other.explain().contains("protocol 1, this node 2"), "{}", other.explain());
-        let other = ports.check(PROTOCOL, 1, None, 4).unwrap_err();
+        let other = ports.check(PROTOCOL, 1, None, 4, 1).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongNode, 3, 4));
     }
 
     #[test]
     fn a_caller_that_proved_to_be_one_node_cannot_speak_as_another() {
-        let (ports, proved) = (Ports::new(RaftNodeId(3)), Some(ProvedPeer(RaftNodeId(1))));
-        assert_eq!(ports.check(PROTOCOL, 1, proved, 3), Ok(()));
-        let other = ports.check(PROTOCOL, 2, proved, 3).unwrap_err();
+        let (ports, proved) = (ports(), Some(ProvedPeer(RaftNodeId(1))));
+        assert_eq!(ports.check(PROTOCOL, 1, proved, 3, 1), Ok(()));
+        let other = ports.check(PROTOCOL, 2, proved, 3, 1).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongCaller, 1, 2));
+    }
+
+    #[test]
+    fn a_caller_of_another_generation_is_refused_with_both_sides_named() {
+        for (own, found) in [(1, 2), (2, 1)] {
+            let ports = Ports::new(RaftNodeId(3), Generation::of_memory(own));
+            let other = ports.check(PROTOCOL, 1, None, 3, found).unwrap_err();
+            assert_eq!(
+                (other.reason(), other.expected, other.found),
+                (pb::Reason::Generation, own.into(), found.into())
+            );
+        }
     }
 }

@@ -58,6 +58,7 @@ pub(super) async fn send(
         protocol: PROTOCOL,
         from: to.links.node().0,
         to: to.peer.0,
+        generation: to.links.generation(),
         group: to.group.0,
         vote: encode(&vote).map_err(|error| network(&error))?,
         length: snapshot.length(),

@@ -7,3 +7,4 @@ mod crashes;
 mod disks;
 mod groups;
 mod members;
+mod rescues;
