@@ -72,7 +72,8 @@ pub(crate) async fn report(
     };
     let reply = node.metas.at_leader(asked.shard, deadline, call).await.map_err(|error| match error {
         LeaderCallError::Refused(refusal) => refusal,
-        LeaderCallError::Deadline { last } => service::not_ready(&last, 1_000),
+        // The shard may have dropped the copy all the same.
+        LeaderCallError::Deadline { last } => Refusal::Indeterminate(v1::Indeterminate { why: last }),
     })?;
     if reply.dropped {
         tracing::error!(region = %seat.id, offset = asked.offset, %key, "a copy in this node's memory is damaged and was given up: the memory should be looked at");

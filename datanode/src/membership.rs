@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use quarry_proto::{convert, v1};
 use quarry_wire::{
     certificate::{Certificate, Revocations},
-    ids::{ClusterUuid, FeedNumber, Generation, NodeId},
+    ids::{CertificateSerial, ClusterUuid, FeedNumber, Generation, NodeId},
     keyring::{Keyring, TrustError, Verified},
     signed::{SecretKey, Signed, Statement},
 };
@@ -64,8 +64,25 @@ impl Membership {
         self.known.write().keyring.see_generation(generation)
     }
 
+    /// The certificate that this node signs under, if it is revoked: nothing that it signs is believed.
+    pub(crate) fn revoked(&self) -> Option<CertificateSerial> {
+        let serial = self.signer.read().certificate.statement.serial;
+        self.known.read().keyring.is_revoked(serial).then_some(serial)
+    }
+
     /// Takes in what a meta node says changed. Older news than what is here adds certificates only.
     pub(crate) fn apply(&self, changes: v1::Changes) {
+        let before = self.revoked();
+        self.take(changes);
+        if let (None, Some(serial)) = (before, self.revoked()) {
+            tracing::error!(
+                %serial,
+                "the certificate that this node signs under is revoked, nothing that it holds can be read: give it another key (quarry keys node --new-key, raft-admin node rotate-key)"
+            );
+        }
+    }
+
+    fn take(&self, changes: v1::Changes) {
         let mut known = self.known.write();
         for bytes in &changes.certificates {
             match convert::signed::<Certificate>(bytes) {

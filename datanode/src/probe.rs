@@ -19,13 +19,16 @@ impl DataProbe {
         Self(node)
     }
 
-    /// Whether the directory has a record of every region, and the node does not stop.
+    /// Whether the directory has a record of every region, what the node signs counts, and it does not stop.
     ///
     /// # Errors
     /// What is missing, as a sentence.
     pub fn ready(&self) -> Result<(), String> {
         if self.0.draining() {
             return Err("the node drains".to_owned());
+        }
+        if let Some(serial) = self.0.membership.revoked() {
+            return Err(format!("certificate {serial}, which the node signs under, is revoked"));
         }
         let standing = self.0.standing.borrow();
         let (recorded, regions) = (standing.recorded.len(), self.0.regions.len());

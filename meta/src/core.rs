@@ -171,13 +171,15 @@ pub(crate) fn namespace(it: &directory::Namespace) -> v1::Namespace {
     }
 }
 
-/// A data node that announced itself.
+/// A data node that announced itself, also one that is not believed any more.
 pub(crate) fn data_node(directory: &Directory, node: NodeId) -> Option<v1::DataNodeInfo> {
     let announced = directory.node(node)?;
-    directory.is_certified(node, Role::DataNode).then(|| v1::DataNodeInfo {
+    let certified = directory.is_certified(node, Role::DataNode);
+    (certified || directory.was_certified(node, Role::DataNode)).then(|| v1::DataNodeInfo {
         node: node.0,
         address: announced.address.clone(),
-        alive: directory.regions_of(node).any(|region| region.state.up),
+        alive: certified && directory.regions_of(node).any(|region| region.state.up),
+        revoked: !certified,
     })
 }
 

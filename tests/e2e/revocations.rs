@@ -6,14 +6,22 @@ use quarry_tests::{TestCluster, cluster::create_namespace, soon};
 use std::process::Stdio;
 use tokio::process::Command;
 
-/// What a tool with these words printed, as JSON.
-async fn tool(name: &str, words: &[&str]) -> serde_json::Value {
+/// What a tool with these words printed, as JSON, and whether it ended well.
+async fn ran(name: &str, words: &[&str]) -> (bool, serde_json::Value) {
     let tool = quarry::local::built_binary().unwrap().with_file_name(name);
     let mut command = Command::new(tool);
     command.args(words).args(["-o", "json"]).stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.unwrap();
-    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let printed = serde_json::from_slice(&output.stdout);
+    let printed = printed.unwrap_or_else(|_| panic!("{words:?}: {}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.success(), printed)
+}
+
+/// The same of one that must end well.
+async fn tool(name: &str, words: &[&str]) -> serde_json::Value {
+    let (well, printed) = ran(name, words).await;
+    assert!(well, "{words:?}: {printed}");
+    printed
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,8 +59,15 @@ async fn what_a_revoked_data_node_signed_is_read_no_more_and_the_other_copies_ar
     for _ in 0..2 {
         let told = tool("raft-admin", &["revocation", "apply", path, "--cluster", file, "--timeout", "20s"]).await;
         assert_eq!((&told["number"], &told["serials"]), (&1.into(), &1.into()));
+        assert_eq!(told["silenced"], serde_json::json!([holder.0]), "it has no other certificate");
     }
     assert_eq!(serial().await, (number, true, 1));
+    let (well, health) = ran("raft-admin", &["health", "--cluster", file]).await;
+    let problems = health["problems"].to_string();
+    assert!(
+        !well && problems.contains(&format!("data node {}", holder.0)) && problems.contains("revoked"),
+        "{problems}"
+    );
 
     // The first reply that has the number voids everything that was proven before.
     for number in 0..8 {
@@ -66,6 +81,18 @@ async fn what_a_revoked_data_node_signed_is_read_no_more_and_the_other_copies_ar
     assert_eq!((&made["number"], &made["serials"]), (&2.into(), &serde_json::json!([number, 4000])));
     tool("raft-admin", &["revocation", "apply", path, "--cluster", file, "--timeout", "20s"]).await;
     soon("the second list holds", async || (serial().await == (number, true, 2)).then_some(())).await;
+
+    // Another key brings the node back; what the old one signed stays unread.
+    let (folder, id) = (cluster.member_dir(Member::Data(holder.0)), holder.0.to_string());
+    let folder = folder.to_str().unwrap();
+    let new_key = ["keys", "node", "--new-key", "--root", root, "--role", "datanode", "--id", &id, "--out", folder];
+    tool("quarry", &new_key).await;
+    let told = tool("raft-admin", &["node", "rotate-key", &id, "--why", "a test", "--cluster", file]).await;
+    assert_eq!((&told["resigned"], &told["older"]), (&0.into(), &serde_json::json!([])));
+    let health = tool("raft-admin", &["health", "--cluster", file]).await;
+    assert_eq!(health["problems"], serde_json::json!([]));
+    pairs.put("both", "again").await.unwrap();
+    assert_eq!(raw.copies(pairs.info().id, "both").await.len(), 2);
     client.close().await.unwrap();
 }
 

@@ -178,6 +178,12 @@ impl Keyring {
         }
     }
 
+    /// Whether the newest revocation list names this certificate.
+    #[must_use]
+    pub fn is_revoked(&self, serial: CertificateSerial) -> bool {
+        self.revocations.serials.contains(&serial)
+    }
+
     /// Takes a newer revocation list that the root signed. The same list again changes nothing.
     ///
     /// # Errors

@@ -429,8 +429,12 @@ impl World {
         };
         let mut certificates = vec![certificate(META, Role::Meta, &self.meta_key)];
         certificates.extend(self.holders.iter().map(|holder| certificate(holder.id, Role::DataNode, &holder.key)));
-        let info =
-            |holder: &Holder| v1::DataNodeInfo { node: holder.id.0, address: holder.address.to_string(), alive: true };
+        let info = |holder: &Holder| v1::DataNodeInfo {
+            node: holder.id.0,
+            address: holder.address.to_string(),
+            alive: true,
+            revoked: false,
+        };
         let (namespaces, revocations) = {
             let state = self.state.lock();
             (state.namespaces.clone(), state.revocations.clone())

@@ -213,7 +213,12 @@ impl DoubleState {
             data_nodes: self
                 .nodes
                 .iter()
-                .map(|(node, address)| v1::DataNodeInfo { node: node.0, address: address.clone(), alive: true })
+                .map(|(node, address)| v1::DataNodeInfo {
+                    node: node.0,
+                    address: address.clone(),
+                    alive: true,
+                    revoked: false,
+                })
                 .collect(),
         }
     }

@@ -261,6 +261,7 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
                 silent_ms: millis(core.membership.silent_for(NodeId(info.node), now)),
                 address: info.address,
                 alive: info.alive,
+                revoked: info.revoked,
                 regions: regions.collect(),
             }
         });

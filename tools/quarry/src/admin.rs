@@ -521,7 +521,15 @@ impl Health {
         let judge = leader_of(heard.iter().copied(), DIRECTORY);
         let silent = heard.iter().filter(|reply| Some(NodeId(reply.node)) == judge);
         for node in silent.flat_map(|reply| &reply.data_nodes).filter(|node| !node.alive) {
-            let problem = format!("data node {} at {} is silent for {} ms", node.node, node.address, node.silent_ms);
+            let at = format!("data node {} at {}", node.node, node.address);
+            let problem = if node.revoked {
+                format!(
+                    "{at}: its certificate is revoked, nothing that it holds can be read; make another with quarry keys node --new-key {}, then raft-admin node rotate-key {}",
+                    node.node, node.node
+                )
+            } else {
+                format!("{at} is silent for {} ms", node.silent_ms)
+            };
             health.add(State::Degraded, problem);
         }
         health

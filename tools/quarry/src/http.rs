@@ -68,7 +68,7 @@ impl Probe {
                         "log_time_ms": it.log_time_ms,
                     })
                 };
-                let node = |it: &quarry_proto::v1::DataNodeStatus| json!({ "node": it.node, "address": it.address, "alive": it.alive, "silent_ms": it.silent_ms });
+                let node = |it: &quarry_proto::v1::DataNodeStatus| json!({ "node": it.node, "address": it.address, "alive": it.alive, "revoked": it.revoked, "silent_ms": it.silent_ms });
                 json!({
                     "generation": status.generation,
                     "groups": status.groups.iter().map(group).collect::<Vec<_>>(),

@@ -175,7 +175,7 @@ mod tests {
         let reply = |number, node| v1::DescribeReply {
             changes: Some(v1::Changes {
                 at: Some(v1::Ordinal { generation: 1, number }),
-                data_nodes: vec![v1::DataNodeInfo { node, address: String::new(), alive: true }],
+                data_nodes: vec![v1::DataNodeInfo { node, address: String::new(), alive: true, revoked: false }],
                 ..Default::default()
             }),
             ..Default::default()

@@ -10,7 +10,7 @@ use crate::{
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_trust::{Expect, Trust};
 use quarry_wire::{
-    certificate::{Certificate, Revocations},
+    certificate::{Certificate, Revocations, Role},
     ids::{CertificateSerial, ClusterUuid},
     signed::{PublicKey, Signed},
 };
@@ -233,6 +233,19 @@ pub fn certificates(changes: &v1::Changes) -> (Vec<Admitted>, u64) {
     let mut all: Vec<Admitted> = changes.certificates.iter().filter_map(decode).map(admitted).collect();
     all.sort_by_key(|it| it.certificate.serial);
     (all, list.number)
+}
+
+/// Data nodes that announced themselves and have no certificate that `list` does not name.
+#[must_use]
+pub fn silenced(changes: &v1::Changes, list: &Revocations) -> Vec<u64> {
+    let (certificates, _) = certificates(changes);
+    let holds = |node: u64| {
+        certificates.iter().any(|it| {
+            let said = &it.certificate;
+            said.node.0 == node && said.role == Role::DataNode && !list.serials.contains(&said.serial)
+        })
+    };
+    changes.data_nodes.iter().map(|it| it.node).filter(|node| !holds(*node)).collect()
 }
 
 #[cfg(test)]

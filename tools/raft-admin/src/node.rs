@@ -10,7 +10,7 @@ use quarry::{
 };
 use quarry_wire::{certificate::Role, ids::NodeId};
 use serde_json::json;
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum NodeCommand {
@@ -23,18 +23,21 @@ pub(crate) enum NodeCommand {
         /// The reason, for the data node's log.
         #[arg(long, value_name = "TEXT", default_value = "")]
         why: String,
+        /// How long the node may take; --timeout is that of the questions before and after.
+        #[arg(long, value_name = "SPAN", default_value = "60s", value_parser = humantime::parse_duration)]
+        wait: Duration,
         #[command(flatten)]
         ask: Ask,
     },
 }
 
 pub(crate) async fn run(command: NodeCommand, format: Format) -> Result<ExitCode, Failure> {
-    let NodeCommand::RotateKey { node, why, ask } = command;
+    let NodeCommand::RotateKey { node, why, wait, ask } = command;
     let (metas, trust) = crate::whom(&ask)?;
     let unavailable = |wrong| Failure::new(Code::Unavailable, wrong);
     let known = region::known(&ask, &trust, &metas).await?;
     let address = &region::data_node(&known, node)?.address;
-    let answer = regions::rotate_key(&trust, node, address, &why, ask.timeout).await;
+    let answer = regions::rotate_key(&trust, node, address, &why, wait).await;
     let rotated = answer.map_err(|wrong| {
         if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
     })?;
@@ -50,13 +53,17 @@ pub(crate) async fn run(command: NodeCommand, format: Format) -> Result<ExitCode
             json!({ "node": node, "serial": rotated.serial, "resigned": rotated.resigned, "older": older }).to_string()
         }
         Format::Text => {
-            let older: Vec<String> = older.iter().map(u64::to_string).collect();
-            format!(
-                "node {node} signs under certificate {}, {} batches are signed again; nothing depends on these any more, quarry keys revoke ends them: {}",
-                rotated.serial,
-                rotated.resigned,
-                older.join(" ")
-            )
+            let signs = format!(
+                "node {node} signs under certificate {}, {} batches are signed again",
+                rotated.serial, rotated.resigned
+            );
+            if older.is_empty() {
+                signs
+            } else {
+                let older: Vec<String> = older.iter().map(u64::to_string).collect();
+                let older = older.join(" ");
+                format!("{signs}; nothing depends on its older ones any more, quarry keys revoke ends them: {older}")
+            }
         }
     })?;
     Ok(ExitCode::SUCCESS)

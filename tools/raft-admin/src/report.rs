@@ -60,6 +60,7 @@ fn of_data_node(it: &v1::DataNodeStatus) -> Value {
         "node": it.node,
         "address": it.address,
         "alive": it.alive,
+        "revoked": it.revoked,
         "silent_ms": it.silent_ms,
         "regions": it.regions.iter().map(region).collect::<Value>(),
     })
@@ -135,7 +136,7 @@ pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
         data.add_row(vec![
             it.node.to_string(),
             it.address.clone(),
-            it.alive.to_string(),
+            if it.revoked { "revoked".to_owned() } else { it.alive.to_string() },
             format!("{} ms", it.silent_ms),
             it.regions.len().to_string(),
         ]);

@@ -80,9 +80,22 @@ pub(crate) async fn revocation(command: RevocationCommand, format: Format) -> Re
         if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
     })?;
     let serials = list.signed.statement.serials.len();
+    // The list holds, whatever can be found out about its consequences.
+    let silenced = regions::newest(&trust, &cluster.metas, ask.timeout)
+        .await
+        .map(|newest| revocations::silenced(&newest, &list.signed.statement))
+        .unwrap_or_default();
     line(match format {
-        Format::Json => json!({ "number": reply.number, "serials": serials }).to_string(),
-        Format::Text => format!("revocation list {} holds, {serials} certificates are void", reply.number),
+        Format::Json => json!({ "number": reply.number, "serials": serials, "silenced": silenced }).to_string(),
+        Format::Text => {
+            let mut text = format!("revocation list {} holds, {serials} certificates are void", reply.number);
+            for node in &silenced {
+                text += &format!(
+                    "\ndata node {node} has no other certificate: what it holds cannot be read, it takes no writes until it has another key (quarry keys node --new-key, raft-admin node rotate-key {node})"
+                );
+            }
+            text
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -110,6 +110,12 @@ impl Directory {
         })
     }
 
+    /// Whether a certificate that holds, or held before it was revoked, names `node` in `role`.
+    #[must_use]
+    pub fn was_certified(&self, node: NodeId, role: Role) -> bool {
+        self.certificates.values().any(|held| held.signed.statement.node == node && held.signed.statement.role == role)
+    }
+
     /// Whether the newest revocation list names `serial`.
     #[must_use]
     pub fn is_revoked(&self, serial: CertificateSerial) -> bool {
