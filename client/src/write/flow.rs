@@ -16,12 +16,13 @@ use crate::{
         line::{Demand, Line},
         post,
         slab::{Armed, Reservation},
+        slots::payload_in,
         transfer_time,
     },
 };
 use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use quarry_fabric::Span;
-use quarry_wire::{frame::header_bytes, ids::NodeId, version::Version};
+use quarry_wire::{ids::NodeId, version::Version};
 use std::{collections::BTreeMap, ops::Range, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore},
@@ -93,10 +94,9 @@ pub(crate) async fn run(core: Arc<Core>, lot: Lot, deadline: Instant) -> Outcome
 /// What a slab's error means for one value: the cluster counts slots, callers count payload.
 fn of_value(error: &PutError, value: &Value) -> PutError {
     match error {
-        PutError::TooLarge { limit, .. } => PutError::TooLarge {
-            limit: limit.saturating_sub(header_bytes(value.key.as_bytes().len()) as u64),
-            found: value.payload_bytes,
-        },
+        PutError::TooLarge { limit, .. } => {
+            PutError::TooLarge { limit: payload_in(value.key.as_bytes().len(), *limit), found: value.payload_bytes }
+        }
         other => other.clone(),
     }
 }

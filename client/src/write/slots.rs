@@ -54,6 +54,17 @@ pub(crate) fn slot_size_for(key_bytes: usize, payload_bytes: u64) -> Result<u32,
     Ok(u32::try_from(bytes).expect("an extent's bytes fit in a u32"))
 }
 
+/// The most payload that is written under such a key where no slot may be larger than `slot_max`: sizes are rounded, so not all of it is used.
+pub(crate) fn payload_in(key_bytes: usize, slot_max: u64) -> u64 {
+    let fits = |payload| slot_size_for(key_bytes, payload).is_ok_and(|slot| u64::from(slot) <= slot_max);
+    let (mut most, mut above) = (0, slot_max);
+    while most + 1 < above {
+        let middle = most + (above - most) / 2;
+        if fits(middle) { most = middle } else { above = middle }
+    }
+    most
+}
+
 /// How many slots to ask for: a few at first, then more with use, and at least what is known to be needed; never more than fits in
 /// `slab_bytes_max`, but at least one.
 pub(crate) fn slots_to_ask(last: Option<u32>, needed: u32, slot_size: u32, slab_bytes_max: u64) -> u32 {
@@ -129,6 +140,14 @@ mod tests {
     use quarry_wire::frame::slot_size;
 
     proptest! {
+        #[test]
+        fn the_most_that_a_smaller_slot_takes_fits_it_and_one_byte_more_does_not(key in 1usize..=512, slots in 64u64..=1 << 20) {
+            let slot_max = slots * FRAME_ALIGN as u64;
+            let most = payload_in(key, slot_max);
+            prop_assert!(u64::from(slot_size_for(key, most).unwrap()) <= slot_max);
+            prop_assert!(slot_size_for(key, most + 1).is_ok_and(|slot| u64::from(slot) > slot_max) || most == EXTENT_BYTES - header_bytes(key) as u64);
+        }
+
         #[test]
         fn every_frame_fits_its_slot_and_wastes_at_most_an_eighth_and_its_header_room(key in 1usize..=512, payload in 0u64..=EXTENT_BYTES) {
             match slot_size_for(key, payload) {
