@@ -3,7 +3,8 @@
 use crate::{core::Core, metrics, service::status};
 use parking_lot::Mutex;
 use quarry_proto::v1;
-use std::{sync::Arc, time::Duration};
+use quarry_wire::ids::{NodeId, RegionId};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// Space is counted no more often than this.
@@ -47,6 +48,27 @@ impl MetaProbe {
         self.core.host.fault().or_else(|| groups.flatten().next())
     }
 
+    /// Whether this node is part of a cluster, as far as it has recovered.
+    #[must_use]
+    pub fn belongs(&self) -> bool {
+        self.core.directory.read(|directory| directory.cluster().is_some())
+    }
+
+    /// The meta nodes and where they listen, as this node knows the members of the directory's group; none before the cluster is made.
+    #[must_use]
+    pub fn metas(&self) -> BTreeMap<NodeId, String> {
+        let members = self.core.directory.group.status().members;
+        members.into_iter().map(|(node, member)| (NodeId(node.0), member.addr)).collect()
+    }
+
+    /// The regions that this node's replica of the directory knows, and their lengths in bytes.
+    #[must_use]
+    pub fn regions(&self) -> BTreeMap<RegionId, u64> {
+        self.core
+            .directory
+            .read(|directory| directory.regions().map(|region| (region.state.region, region.state.bytes)).collect())
+    }
+
     /// What the node answers to a call of `Status`.
     #[must_use]
     pub fn status(&self) -> v1::StatusReply {
@@ -67,7 +89,7 @@ impl MetaProbe {
             metrics::stand(shard);
         }
         let (alive, all) = self.core.directory.read(|directory| {
-            let up = |node: quarry_wire::ids::NodeId| directory.regions_of(node).any(|region| region.state.up);
+            let up = |node: NodeId| directory.regions_of(node).any(|region| region.state.up);
             let nodes = || directory.nodes().filter(|node| directory.regions_of(node.id).next().is_some());
             (nodes().filter(|node| up(node.id)).count(), nodes().count())
         });

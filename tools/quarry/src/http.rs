@@ -1,13 +1,16 @@
-//! The admin port of a process: `/metrics`, `/livez`, `/readyz`, `/status` over HTTP.
+//! The admin port of a process: `/metrics`, `/livez`, `/readyz`, `/status` over HTTP; on a meta node also the status page.
 //!
 //! Serves few at a time, and each for a short time (`few.rs`). It is there before the node is, so that a supervisor can tell a process that recovers from one that hangs. Reading changes nothing.
 //! Alive: the process answers and its node has not failed for good. Ready: the node has recovered and serves.
 
-use crate::{exit::Failure, few};
+use crate::{exit::Failure, few, page};
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{
+        StatusCode,
+        header::{CACHE_CONTROL, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -19,6 +22,7 @@ use quarry::{
 use quarry_client::NodeId;
 use quarry_datanode::DataProbe;
 use quarry_meta::MetaProbe;
+use quarry_trust::Trust;
 use serde_json::{Value, json};
 use std::{net::SocketAddr, sync::Arc};
 use tokio::{
@@ -31,35 +35,39 @@ use tokio::{
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 const INDEX: &str = "/metrics  metrics, for Prometheus\n/livez    200 while the process lives\n/readyz   200 while it serves\n/status   what it is and knows, as JSON\n";
 
+/// The role that has a status page.
+pub(crate) const META: &str = "meta";
+
 /// A node that can be asked.
 pub(crate) enum Probe {
-    Meta(MetaProbe),
+    /// With what it proves who it is to the other meta nodes, which its page asks.
+    Meta(MetaProbe, Trust),
     Data(DataProbe),
 }
 
 impl Probe {
     fn ready(&self) -> Result<(), String> {
         match self {
-            Self::Meta(probe) => probe.ready(),
+            Self::Meta(probe, _) => probe.ready(),
             Self::Data(probe) => probe.ready(),
         }
     }
     fn failed(&self) -> Option<String> {
         match self {
-            Self::Meta(probe) => probe.failed(),
+            Self::Meta(probe, _) => probe.failed(),
             // A data node has nothing that can fail for good while it lives.
             Self::Data(_) => None,
         }
     }
     fn record_metrics(&self) {
         match self {
-            Self::Meta(probe) => probe.record_metrics(),
+            Self::Meta(probe, _) => probe.record_metrics(),
             Self::Data(probe) => probe.record_metrics(),
         }
     }
     fn status(&self) -> Value {
         match self {
-            Self::Meta(probe) => {
+            Self::Meta(probe, _) => {
                 let status = probe.status();
                 let group = |it: &quarry_proto::v1::GroupStatus| {
                     json!({
@@ -83,6 +91,25 @@ impl Probe {
     }
 }
 
+/// A node's word on how it is, for whoever tells others.
+#[derive(Clone)]
+pub(crate) struct Health(Arc<Shown>);
+
+impl Health {
+    /// Whether it serves, or why not.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        self.0.ready()
+    }
+    /// Whether it has not failed for good, or how it did.
+    pub(crate) fn alive(&self) -> Result<(), String> {
+        self.0.alive()
+    }
+    /// Whether it runs and belongs to no cluster yet.
+    pub(crate) fn is_blank(&self) -> bool {
+        matches!(&*self.0.stage.read(), Stage::Running(Probe::Meta(probe, _)) if !probe.belongs())
+    }
+}
+
 /// What the process is doing.
 enum Stage {
     Starting,
@@ -95,9 +122,17 @@ struct Shown {
     began: Instant,
     exporter: Exporter,
     stage: RwLock<Stage>,
+    cluster: page::Gathered,
 }
 
 impl Shown {
+    /// All metrics, as they are now.
+    fn metrics(&self) -> String {
+        if let Stage::Running(probe) = &*self.stage.read() {
+            probe.record_metrics();
+        }
+        self.exporter.render()
+    }
     fn ready(&self) -> Result<(), String> {
         match &*self.stage.read() {
             Stage::Starting => Err("the node recovers".to_owned()),
@@ -126,10 +161,21 @@ impl AdminPort {
         let listener = TcpListener::bind(listen).await.map_err(|wrong| failed(&wrong))?;
         let address = listener.local_addr().map_err(|wrong| failed(&wrong))?;
         let exporter = Exporter::install(role, node).map_err(Failure::error)?;
-        let shown = Shown { role, node, began: Instant::now(), exporter, stage: RwLock::new(Stage::Starting) };
+        let shown = Shown {
+            role,
+            node,
+            began: Instant::now(),
+            exporter,
+            stage: RwLock::new(Stage::Starting),
+            cluster: page::Gathered::default(),
+        };
         let shown = Arc::new(shown);
-        let router = Router::new()
-            .route("/", get(|| async { INDEX }))
+        let front = if role == META {
+            page::router().route("/cluster.json", get(cluster))
+        } else {
+            Router::new().route("/", get(|| async { INDEX }))
+        };
+        let router = front
             .route("/metrics", get(metrics))
             .route("/livez", get(|State(shown): State<Arc<Shown>>| async move { said(shown.alive()) }))
             .route("/readyz", get(|State(shown): State<Arc<Shown>>| async move { said(shown.ready()) }))
@@ -162,6 +208,11 @@ impl AdminPort {
         }
     }
 
+    /// How the node is, for as long as anybody wants to know.
+    pub(crate) fn health(&self) -> Health {
+        Health(Arc::clone(&self.shown))
+    }
+
     /// The node has started.
     pub(crate) fn running(&self, probe: Probe) {
         *self.shown.stage.write() = Stage::Running(probe);
@@ -176,10 +227,18 @@ fn said(result: Result<(), String>) -> Response {
 }
 
 async fn metrics(State(shown): State<Arc<Shown>>) -> Response {
-    if let Stage::Running(probe) = &*shown.stage.read() {
-        probe.record_metrics();
-    }
-    ([(CONTENT_TYPE, EXPOSITION)], shown.exporter.render()).into_response()
+    ([(CONTENT_TYPE, EXPOSITION)], shown.metrics()).into_response()
+}
+
+/// The whole cluster, as this meta node can find it out.
+async fn cluster(State(shown): State<Arc<Shown>>) -> Response {
+    let asked = match &*shown.stage.read() {
+        Stage::Running(Probe::Meta(probe, trust)) => Some((probe.clone(), trust.clone())),
+        _ => None,
+    };
+    let Some((probe, trust)) = asked else { return said(Err("the node recovers".to_owned())) };
+    let page = shown.cluster.page(&probe, &trust, || shown.metrics()).await;
+    ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], page.to_string()).into_response()
 }
 
 async fn status(State(shown): State<Arc<Shown>>) -> Response {

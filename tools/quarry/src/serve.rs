@@ -4,8 +4,9 @@ use crate::{
     cli::{DaemonArgs, LogFormat},
     descriptors,
     exit::Failure,
-    http::{AdminPort, Probe},
+    http::{AdminPort, META, Probe},
     logs,
+    supervised::Supervised,
 };
 use quarry::{
     config::{DataNodeFile, MetaFile, NodeSection, Overrides, TlsMode, TlsSection, load, ms},
@@ -65,10 +66,12 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     tell_of(&trust);
     descriptors::fit(&mut config.limits);
     let mut end = End::new()?;
-    let admin = AdminPort::open("meta", node, file.admin.listen).await?;
+    let mut supervised = Supervised::starting();
+    let admin = AdminPort::open(META, node, file.admin.listen).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
     let meta = MetaNode::start(config).await.map_err(Failure::error)?;
-    admin.running(Probe::Meta(meta.probe()));
+    admin.running(Probe::Meta(meta.probe(), trust));
+    supervised.follow(admin.health());
     info!(cluster = %cluster.uuid, address = %meta.address(), admin = %admin.address(), "the meta node serves");
     tokio::select! {
         () = end.wait() => {}
@@ -79,6 +82,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
             )));
         }
     }
+    supervised.stopping();
     info!("the meta node drains");
     meta.shutdown().await;
     Ok(())
@@ -123,12 +127,15 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
     tell_of(&trust);
     descriptors::fit(&mut config.limits);
     let mut end = End::new()?;
+    let mut supervised = Supervised::starting();
     let admin = AdminPort::open("datanode", node, file.admin.listen).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
     let data_node = DataNode::start(config).await.map_err(Failure::error)?;
     admin.running(Probe::Data(data_node.probe()));
+    supervised.follow(admin.health());
     info!(cluster = %cluster.uuid, address = %data_node.address(), admin = %admin.address(), "the data node serves");
     end.wait().await;
+    supervised.stopping();
     info!("the data node drains");
     data_node.shutdown().await;
     Ok(())

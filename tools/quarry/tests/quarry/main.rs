@@ -7,6 +7,8 @@ mod demo;
 mod doctor;
 mod exits;
 mod local;
+mod page;
+mod service;
 mod values;
 
 use std::{

@@ -1,0 +1,310 @@
+//! The cluster as the status page shows it: what the meta nodes said, put together. Pure.
+//!
+//! Each number is somebody's: of a group's member its own, of a shard's space its leader's (or, while it has none, of whoever applied most), of
+//! a data node's silence the directory leader's. Counters are sums of `/metrics` as they are; the page makes rates of them.
+
+use quarry::{admin, scrape::Scrape};
+use quarry_proto::v1;
+use quarry_wire::ids::{NodeId, RegionId};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One meta node and what was heard from it.
+pub(super) struct Heard {
+    pub(super) node: NodeId,
+    pub(super) address: String,
+    pub(super) status: Result<v1::StatusReply, String>,
+    pub(super) counters: Result<Scrape, String>,
+}
+
+/// The whole cluster, as `own` and the others told it. `regions` are those that the directory knows, with their bytes.
+pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard], regions: &BTreeMap<RegionId, u64>) -> Value {
+    let mut told: Vec<&v1::StatusReply> = heard.iter().filter_map(|it| it.status.as_ref().ok()).collect();
+    if told.is_empty() {
+        told.push(own);
+    }
+    let groups: BTreeSet<u32> = told.iter().flat_map(|it| it.groups.iter().map(|group| group.group)).collect();
+    let mut shards: Vec<Shard<'_>> = Vec::new();
+    for group in groups.iter().copied().filter(|group| *group != admin::DIRECTORY) {
+        if let Some((teller, leads)) = teller(&told, group) {
+            let rows = teller.space.iter().filter(|it| it.shard == group).collect();
+            shards.push(Shard { group, teller: teller.node, leads, rows });
+        }
+    }
+    let judge = teller(&told, admin::DIRECTORY).map_or(own, |(judge, _)| judge);
+    json!({
+        "node": own.node,
+        "cluster": hex::encode(&own.cluster),
+        "generation": own.generation,
+        "build": own.build,
+        "groups": groups.iter().map(|group| of_group(&told, heard, *group)).collect::<Value>(),
+        "metas": heard.iter().map(of_meta).collect::<Value>(),
+        "shards": shards.iter().map(of_shard).collect::<Value>(),
+        "data_nodes": judge.data_nodes.iter().map(|node| of_data_node(node, regions, &shards)).collect::<Value>(),
+    })
+}
+
+/// What a shard's space is known from.
+struct Shard<'a> {
+    group: u32,
+    teller: u64,
+    leads: bool,
+    rows: Vec<&'a v1::SpaceStatus>,
+}
+
+/// Whose word counts about a group, and whether that node leads it.
+fn teller<'a>(told: &[&'a v1::StatusReply], group: u32) -> Option<(&'a v1::StatusReply, bool)> {
+    let of_it = |reply: &v1::StatusReply| reply.groups.iter().find(|it| it.group == group).cloned();
+    if let Some(leader) = admin::leader_of(told.iter().copied(), group) {
+        return told.iter().find(|reply| reply.node == leader.0).map(|reply| (*reply, true));
+    }
+    let most = told.iter().filter_map(|reply| Some((of_it(reply)?.applied, *reply)));
+    most.max_by_key(|(applied, _)| *applied).map(|(_, reply)| (reply, false))
+}
+
+fn of_group(told: &[&v1::StatusReply], heard: &[Heard], group: u32) -> Value {
+    let rows =
+        told.iter().flat_map(|reply| reply.groups.iter().filter(|it| it.group == group).map(|it| (reply.node, it)));
+    let rows: BTreeMap<u64, &v1::GroupStatus> = rows.collect();
+    let committed = rows.values().map(|it| it.committed).max().unwrap_or_default();
+    let elections = |node: u64| {
+        let counters = heard.iter().find(|it| it.node.0 == node)?.counters.as_ref().ok()?;
+        Some(counters.sum("quarry_raft_leader_changes_total", &[("group", &group.to_string())]))
+    };
+    let members: BTreeSet<u64> =
+        rows.values().flat_map(|it| it.members.iter().copied()).chain(rows.keys().copied()).collect();
+    let member = |node: u64| match rows.get(&node) {
+        None => json!({ "node": node, "role": null }),
+        Some(it) => json!({
+            "node": node,
+            "role": it.role,
+            "term": it.term,
+            "last_log": it.last_log,
+            "committed": it.committed,
+            "applied": it.applied,
+            "snapshot": it.snapshot,
+            "lag": committed.saturating_sub(it.applied),
+            "elections": elections(node),
+        }),
+    };
+    json!({
+        "group": group,
+        "leader": admin::leader_of(told.iter().copied(), group).map(|node| node.0),
+        "term": rows.values().map(|it| it.term).max(),
+        "committed": committed,
+        "members": members.into_iter().map(member).collect::<Value>(),
+    })
+}
+
+fn of_meta(heard: &Heard) -> Value {
+    let status = heard.status.as_ref();
+    json!({
+        "node": heard.node.0,
+        "address": heard.address,
+        "build": status.ok().map(|it| &it.build),
+        "error": status.err(),
+        "counters": heard.counters.as_ref().ok().map(counters),
+        "counters_error": heard.counters.as_ref().err(),
+    })
+}
+
+/// Sums of a process's counters, by the names that the page has for them.
+fn counters(scrape: &Scrape) -> Value {
+    let sum = |name| scrape.sum(name, &[]);
+    let refusals = scrape.label_values("quarry_rpc_refusals_total", "resource").into_iter();
+    // Those that name no resource are about something else than space or load: a leader asked elsewhere, a key that exists.
+    let refusals = refusals.filter(|resource| !resource.is_empty());
+    let refusals: BTreeMap<&str, f64> =
+        refusals.map(|it| (it, scrape.sum("quarry_rpc_refusals_total", &[("resource", it)]))).collect();
+    json!({
+        "started_seconds": sum("quarry_process_start_time_seconds"),
+        "resident_bytes": sum("quarry_process_resident_bytes"),
+        "calls": sum("quarry_rpc_requests_total"),
+        "commits": scrape.sum("quarry_meta_commits_total", &[("outcome", "committed")]),
+        "grants": sum("quarry_meta_grants_total"),
+        "evicted_values": sum("quarry_meta_evicted_values_total"),
+        "evicted_bytes": sum("quarry_meta_evicted_bytes_total"),
+        "damaged_copies": sum("quarry_meta_damaged_copies_total"),
+        "refusals": refusals,
+    })
+}
+
+fn of_shard(shard: &Shard<'_>) -> Value {
+    let sum = |of: fn(&v1::SpaceStatus) -> u64| shard.rows.iter().map(|it| of(it)).sum::<u64>();
+    json!({
+        "shard": shard.group,
+        "told_by": shard.teller,
+        "leads": shard.leads,
+        "grants": sum(|it| it.grants),
+        "keys": sum(|it| it.keys),
+        "pins": sum(|it| it.pins),
+        "space": of_space(shard.rows.iter().copied()),
+    })
+}
+
+fn of_space<'a>(rows: impl Iterator<Item = &'a v1::SpaceStatus> + Clone) -> Value {
+    let sum = |of: fn(&v1::SpaceStatus) -> u64| rows.clone().map(of).sum::<u64>();
+    json!({
+        "free": sum(|it| it.free_bytes),
+        "granted": sum(|it| it.granted_bytes),
+        "committed": sum(|it| it.committed_bytes),
+        "pinned": sum(|it| it.pinned_bytes),
+        "resting": sum(|it| it.resting_bytes),
+    })
+}
+
+fn of_data_node(node: &v1::DataNodeStatus, bytes: &BTreeMap<RegionId, u64>, shards: &[Shard<'_>]) -> Value {
+    let region = |life: &v1::RegionLife| {
+        let region: RegionId = life.region.unwrap_or_default().into();
+        let incarnation = life.incarnation.unwrap_or_default();
+        let here = shards.iter().flat_map(|shard| &shard.rows).copied();
+        let here = here.filter(move |it| it.region.is_some_and(|it| RegionId::from(it) == region));
+        let lent: u64 = here.clone().map(lent).sum();
+        let total = bytes.get(&region).copied();
+        let mut space = of_space(here);
+        // What no shard has, or what is on its way to one.
+        space["unlent"] = total.map_or(0, |total| total.saturating_sub(lent)).into();
+        json!({
+            "index": region.index.0,
+            "incarnation": format!("{}.{}", incarnation.generation, incarnation.number),
+            "bytes": total.unwrap_or(lent),
+            "space": space,
+        })
+    };
+    json!({
+        "node": node.node,
+        "address": node.address,
+        "alive": node.alive,
+        "silent_ms": node.silent_ms,
+        "regions": node.regions.iter().map(region).collect::<Value>(),
+    })
+}
+
+const fn lent(it: &v1::SpaceStatus) -> u64 {
+    it.free_bytes + it.granted_bytes + it.committed_bytes + it.pinned_bytes + it.resting_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quarry_wire::ids::RegionIndex;
+
+    const MIB: u64 = 1 << 20;
+
+    fn group(group: u32, role: &str, term: u64, applied: u64) -> v1::GroupStatus {
+        let (role, members) = (role.to_owned(), vec![1, 2, 3]);
+        v1::GroupStatus {
+            group,
+            role,
+            term,
+            committed: applied,
+            applied,
+            last_log: applied,
+            members,
+            ..Default::default()
+        }
+    }
+
+    fn space(free: u64, committed: u64) -> v1::SpaceStatus {
+        let region = Some(v1::RegionId { node: 101, index: 0 });
+        v1::SpaceStatus {
+            shard: 1,
+            region,
+            free_bytes: free,
+            committed_bytes: committed,
+            keys: 3,
+            grants: 2,
+            ..Default::default()
+        }
+    }
+
+    fn reply(node: u64, role: &str, term: u64, applied: u64, silent_ms: u64, committed: u64) -> v1::StatusReply {
+        let life = v1::RegionLife {
+            region: Some(v1::RegionId { node: 101, index: 0 }),
+            incarnation: Some(v1::Ordinal { generation: 1, number: 4 }),
+        };
+        let data =
+            v1::DataNodeStatus { node: 101, address: "d:1".to_owned(), alive: true, silent_ms, regions: vec![life] };
+        v1::StatusReply {
+            node,
+            groups: vec![group(0, role, term, applied), group(1, role, term, applied)],
+            data_nodes: vec![data],
+            space: vec![space(2 * MIB, committed)],
+            ..Default::default()
+        }
+    }
+
+    fn heard(status: Result<v1::StatusReply, &str>, node: u64, metrics: &str) -> Heard {
+        Heard {
+            node: NodeId(node),
+            address: format!("m{node}:1"),
+            status: status.map_err(ToOwned::to_owned),
+            counters: Scrape::parse(metrics).map_err(|wrong| wrong.to_string()),
+        }
+    }
+
+    fn regions() -> BTreeMap<RegionId, u64> {
+        BTreeMap::from([(RegionId { node: NodeId(101), index: RegionIndex(0) }, 16 * MIB)])
+    }
+
+    #[test]
+    fn the_leaders_word_counts_and_others_lag_behind_what_is_committed() {
+        let own = reply(1, "follower", 7, 90, 5, 3 * MIB);
+        let changes =
+            "# TYPE quarry_raft_leader_changes_total counter\nquarry_raft_leader_changes_total{group=\"1\"} 4\n";
+        let all = [
+            heard(Ok(own.clone()), 1, changes),
+            heard(Ok(reply(2, "leader", 7, 100, 40, 4 * MIB)), 2, ""),
+            heard(Err("no answer within 1s"), 3, ""),
+        ];
+        let page = cluster(&own, &all, &regions());
+        let shard = &page["groups"][1];
+        assert_eq!(
+            (&shard["leader"], &shard["term"], &shard["committed"]),
+            (&2.into(), &7.into(), &100.into()),
+            "{page}"
+        );
+        assert_eq!((&shard["members"][0]["lag"], &shard["members"][0]["elections"]), (&10.into(), &4.0.into()));
+        assert_eq!(shard["members"][2], json!({ "node": 3, "role": null }));
+        assert_eq!(page["metas"][2]["error"], "no answer within 1s");
+        assert_eq!((&page["shards"][0]["told_by"], &page["shards"][0]["leads"]), (&2.into(), &true.into()));
+        let node = &page["data_nodes"][0];
+        assert_eq!((&node["silent_ms"], &node["regions"][0]["incarnation"]), (&40.into(), &"1.4".into()));
+        let space = &node["regions"][0]["space"];
+        assert_eq!(
+            (&space["committed"], &space["free"], &space["unlent"]),
+            (&(4 * MIB).into(), &(2 * MIB).into(), &(10 * MIB).into())
+        );
+    }
+
+    #[test]
+    fn without_a_leader_whoever_applied_most_tells_of_the_space() {
+        let own = reply(1, "follower", 7, 90, 5, MIB);
+        let all = [heard(Ok(own.clone()), 1, ""), heard(Ok(reply(2, "candidate", 8, 95, 5, 2 * MIB)), 2, "")];
+        let page = cluster(&own, &all, &regions());
+        assert_eq!(page["groups"][0]["leader"], Value::Null);
+        let shard = &page["shards"][0];
+        assert_eq!(
+            (&shard["told_by"], &shard["leads"], &shard["space"]["committed"]),
+            (&2.into(), &false.into(), &(2 * MIB).into())
+        );
+    }
+
+    #[test]
+    fn a_node_of_no_cluster_shows_itself() {
+        let own = v1::StatusReply { node: 1, groups: vec![group(0, "learner", 0, 0)], ..Default::default() };
+        let page = cluster(&own, &[], &BTreeMap::new());
+        assert_eq!((&page["cluster"], &page["metas"]), (&"".into(), &json!([])));
+        assert_eq!(page["groups"][0]["members"][0]["role"], "learner");
+    }
+
+    #[test]
+    fn counters_are_sums_over_all_series() {
+        let text = "quarry_rpc_requests_total{method=\"a\",code=\"ok\"} 3\nquarry_rpc_requests_total{method=\"b\",code=\"ok\"} 4\n\
+                    quarry_meta_commits_total{shard=\"1\",outcome=\"committed\"} 5\nquarry_meta_commits_total{shard=\"1\",outcome=\"sealed\"} 9\n\
+                    quarry_rpc_refusals_total{kind=\"no_space\",resource=\"memory\"} 2\nquarry_rpc_refusals_total{kind=\"not_leader\",resource=\"\"} 8\n";
+        let of = counters(&Scrape::parse(text).unwrap());
+        assert_eq!((&of["calls"], &of["commits"]), (&7.0.into(), &5.0.into()));
+        assert_eq!(of["refusals"], json!({ "memory": 2.0 }));
+    }
+}
