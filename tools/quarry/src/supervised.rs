@@ -6,7 +6,13 @@
 
 use crate::http::Health;
 use sd_notify::NotifyState;
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 use tokio::{task::JoinSet, time::interval};
 
 /// Between two looks at the node.
@@ -15,31 +21,31 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The service manager's view of this process. Nothing more is told about its health once this is dropped.
 pub(crate) struct Supervised {
     work: JoinSet<()>,
+    stopping: Arc<AtomicBool>,
 }
 
 impl Supervised {
     /// The process has begun.
     pub(crate) fn starting() -> Self {
         tell(&[NotifyState::Status("the node recovers")]);
-        Self { work: JoinSet::new() }
+        Self { work: JoinSet::new(), stopping: Arc::default() }
     }
 
     /// The node runs: tells once that it is ready, then what it does, and that it is alive as often as the service manager wants to hear it.
     pub(crate) fn follow(&mut self, health: Health) {
-        if std::env::var_os("NOTIFY_SOCKET").is_none() {
-            return;
+        if std::env::var_os("NOTIFY_SOCKET").is_some() {
+            self.work.spawn(follow(health, Arc::clone(&self.stopping)));
         }
-        self.work.spawn(follow(health));
     }
 
-    /// The node drains.
-    pub(crate) fn stopping(mut self) {
-        self.work.abort_all();
+    /// The node drains. It goes on saying that it is alive.
+    pub(crate) fn stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
         tell(&[NotifyState::Stopping, NotifyState::Status("the node drains")]);
     }
 }
 
-async fn follow(health: Health) {
+async fn follow(health: Health, stopping: Arc<AtomicBool>) {
     // Twice in each span, as systemd advises; a look comes often enough for any span worth having.
     let mut watchdog = sd_notify::watchdog_enabled().map(|span| interval((span / 2).max(LOOK)));
     let mut looks = interval(LOOK);
@@ -54,6 +60,9 @@ async fn follow(health: Health) {
                 }
                 continue;
             }
+        }
+        if stopping.load(Ordering::Relaxed) {
+            continue;
         }
         let state = health.ready();
         let now = state.as_ref().map_or_else(|why| format!("waits: {why}"), |()| "serves".to_owned());

@@ -17,7 +17,7 @@ const RATES = [
 ];
 
 const byId = (id) => document.getElementById(id);
-const history = new Map(RATES.map(([key]) => [key, []]));
+const trends = new Map(RATES.map(([key]) => [key, []]));
 let before = null;
 let lastAnswer = null;
 
@@ -109,7 +109,7 @@ function line(points) {
 
 function drawRates(found) {
   const cards = RATES.map(([key, name, unit, show]) => {
-    const points = history.get(key);
+    const points = trends.get(key);
     if (found[key] !== null) points.push(found[key]);
     if (points.length > POINTS) points.shift();
     const card = element("div", null, "card");

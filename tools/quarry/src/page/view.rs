@@ -52,20 +52,35 @@ struct Shard<'a> {
     rows: Vec<&'a v1::SpaceStatus>,
 }
 
+/// Who leads a group: whom a majority of its members, itself included, takes for its leader in one term. A node that was cut off goes on calling
+/// itself the leader, since it hears of no other; that is not enough.
+fn leader(told: &[&v1::StatusReply], group: u32) -> Option<u64> {
+    let leader = admin::leader_of(told.iter().copied(), group)?.0;
+    let rows: Vec<(u64, &v1::GroupStatus)> = rows(told, group).collect();
+    let (_, own) = rows.iter().find(|(node, _)| *node == leader)?;
+    let learns = |node: &u64| rows.iter().any(|(it, row)| it == node && row.role == "learner");
+    let voters: Vec<u64> = own.members.iter().copied().filter(|node| !learns(node)).collect();
+    let follow =
+        |(node, row): &&(u64, &v1::GroupStatus)| voters.contains(node) && row.leader == leader && row.term == own.term;
+    (rows.iter().filter(follow).count() > voters.len() / 2).then_some(leader)
+}
+
+/// What each node says of a group.
+fn rows<'a>(told: &[&'a v1::StatusReply], group: u32) -> impl Iterator<Item = (u64, &'a v1::GroupStatus)> {
+    told.iter()
+        .flat_map(move |reply| reply.groups.iter().filter(move |it| it.group == group).map(|it| (reply.node, it)))
+}
+
 /// Whose word counts about a group, and whether that node leads it.
 fn teller<'a>(told: &[&'a v1::StatusReply], group: u32) -> Option<(&'a v1::StatusReply, bool)> {
-    let of_it = |reply: &v1::StatusReply| reply.groups.iter().find(|it| it.group == group).cloned();
-    if let Some(leader) = admin::leader_of(told.iter().copied(), group) {
-        return told.iter().find(|reply| reply.node == leader.0).map(|reply| (*reply, true));
-    }
-    let most = told.iter().filter_map(|reply| Some((of_it(reply)?.applied, *reply)));
-    most.max_by_key(|(applied, _)| *applied).map(|(_, reply)| (reply, false))
+    let leads = leader(told, group);
+    let most = || rows(told, group).max_by_key(|(_, row)| row.applied).map(|(node, _)| node);
+    let node = leads.or_else(most)?;
+    told.iter().find(|reply| reply.node == node).map(|reply| (*reply, leads.is_some()))
 }
 
 fn of_group(told: &[&v1::StatusReply], heard: &[Heard], group: u32) -> Value {
-    let rows =
-        told.iter().flat_map(|reply| reply.groups.iter().filter(|it| it.group == group).map(|it| (reply.node, it)));
-    let rows: BTreeMap<u64, &v1::GroupStatus> = rows.collect();
+    let rows: BTreeMap<u64, &v1::GroupStatus> = rows(told, group).collect();
     let committed = rows.values().map(|it| it.committed).max().unwrap_or_default();
     let elections = |node: u64| {
         let counters = heard.iter().find(|it| it.node.0 == node)?.counters.as_ref().ok()?;
@@ -89,7 +104,7 @@ fn of_group(told: &[&v1::StatusReply], heard: &[Heard], group: u32) -> Value {
     };
     json!({
         "group": group,
-        "leader": admin::leader_of(told.iter().copied(), group).map(|node| node.0),
+        "leader": leader(told, group),
         "term": rows.values().map(|it| it.term).max(),
         "committed": committed,
         "members": members.into_iter().map(member).collect::<Value>(),
@@ -192,10 +207,12 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn group(group: u32, role: &str, term: u64, applied: u64) -> v1::GroupStatus {
-        let (role, members) = (role.to_owned(), vec![1, 2, 3]);
+        // Node 2 leads, whoever says so.
+        let (role, members, leader) = (role.to_owned(), vec![1, 2, 3], 2);
         v1::GroupStatus {
             group,
             role,
+            leader,
             term,
             committed: applied,
             applied,
@@ -288,6 +305,20 @@ mod tests {
             (&shard["told_by"], &shard["leads"], &shard["space"]["committed"]),
             (&2.into(), &false.into(), &(2 * MIB).into())
         );
+    }
+
+    #[test]
+    fn a_leader_that_only_itself_takes_for_one_leads_nothing() {
+        let alone = reply(2, "leader", 7, 100, 40, MIB);
+        let all = [heard(Err("no route"), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
+        let page = cluster(&alone, &all, &regions());
+        assert_eq!((&page["groups"][1]["leader"], &page["shards"][0]["leads"]), (&Value::Null, &false.into()));
+        assert_eq!(page["groups"][1]["members"][1]["role"], "leader");
+
+        // Nor does one of an earlier term, whom the others have left.
+        let later = reply(1, "follower", 8, 100, 40, MIB);
+        let all = [heard(Ok(later), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
+        assert_eq!(cluster(&alone, &all, &regions())["groups"][1]["leader"], Value::Null);
     }
 
     #[test]

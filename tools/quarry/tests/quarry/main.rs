@@ -2,8 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where it expected something else")]
 
 mod bench;
+mod browser;
 mod commands;
 mod demo;
+mod deploy;
 mod doctor;
 mod exits;
 mod local;
