@@ -127,6 +127,7 @@ function drawMemory(cluster) {
     const head = element("h3", "data node " + node.node);
     head.append(element("span", node.alive ? "alive" : "dead", node.alive ? "good" : "bad"));
     head.append(element("span", "silent for " + (node.silent_ms / 1000).toFixed(1) + " s", node.silent_ms > SILENT_MS ? "warn" : "dim"));
+    if (node.revoked) head.append(element("span", "revoked", "bad"));
     head.append(element("span", node.address, "dim"));
     for (const [name, value] of Object.entries(node.labels || {})) head.append(element("span", name + " " + value, "dim"));
     box.append(head);
@@ -192,6 +193,7 @@ function problems(cluster) {
   if (headless.length) found.push("No leader: group " + headless.join(", ") + ". Nothing can be written there.");
   for (const meta of cluster.metas) if (meta.error) found.push("Meta node " + meta.node + " does not answer: " + meta.error);
   for (const node of cluster.data_nodes) if (!node.alive) found.push("Data node " + node.node + " is dead: its copies are gone.");
+  for (const node of cluster.data_nodes) if (node.revoked) found.push("Data node " + node.node + " signs with a key that was revoked.");
   for (const group of cluster.groups) {
     for (const member of group.members) {
       if (member.role === "stopped") found.push("Meta node " + member.node + " has stopped taking part in group " + group.group + ".");

@@ -191,6 +191,7 @@ fn of_data_node(node: &v1::DataNodeStatus, bytes: &BTreeMap<RegionId, u64>, shar
         "address": node.address,
         "alive": node.alive,
         "silent_ms": node.silent_ms,
+        "revoked": node.revoked,
         "regions": node.regions.iter().map(region).collect::<Value>(),
     })
 }
@@ -240,8 +241,14 @@ mod tests {
             region: Some(v1::RegionId { node: 101, index: 0 }),
             incarnation: Some(v1::Ordinal { generation: 1, number: 4 }),
         };
-        let data =
-            v1::DataNodeStatus { node: 101, address: "d:1".to_owned(), alive: true, silent_ms, regions: vec![life] };
+        let data = v1::DataNodeStatus {
+            node: 101,
+            address: "d:1".to_owned(),
+            alive: true,
+            silent_ms,
+            regions: vec![life],
+            ..Default::default()
+        };
         v1::StatusReply {
             node,
             groups: vec![group(0, role, term, applied), group(1, role, term, applied)],
