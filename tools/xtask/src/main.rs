@@ -2,10 +2,12 @@
 
 mod arrows;
 mod bare;
+mod deploy;
 mod execute;
 mod figures;
 mod libfabric;
 mod peers;
+mod screenshot;
 mod sim;
 
 use clap::{Parser, Subcommand};
@@ -25,12 +27,16 @@ enum Command {
     Arrows,
     /// Set up, test and run the demo from a clean clone in a bare Debian 12 root. Needs root, mmdebstrap and a Debian mirror.
     Bare(bare::BareArgs),
+    /// Try the manifests and the compose file of deploy/. Needs python3 with venv and PyPI; kubectl; root, podman with runc, and mmdebstrap.
+    Deploy(deploy::DeployArgs),
     /// Measure in a release build and write the tables into docs/performance.md.
     Figures(figures::FiguresArgs),
     /// Run the tests that move bytes on another libfabric: a pinned wheel's 2.5. Needs python3 with pip, and PyPI.
     Libfabric(libfabric::LibfabricArgs),
     /// Measure Quarry and other stores one after the other. Needs python3 with venv and pip, PyPI, and redis-server.
     Peers(peers::PeersArgs),
+    /// Take the picture of the status page in docs/. Needs Chromium.
+    Screenshot,
     /// Live through seeds of the simulated cluster.
     Sim(sim::SimArgs),
 }
@@ -44,6 +50,8 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::run(&root, &args).map_err(Into::into),
         Command::Peers(args) => peers::run(&root, &args).map_err(Into::into),
         Command::Figures(args) => figures::run(&root, &args).map_err(Into::into),
+        Command::Deploy(args) => deploy::run(&root, &args).map_err(Into::into),
+        Command::Screenshot => screenshot::run(&root).map_err(Into::into),
         Command::Bare(args) => bare::run(&root, &args).map_err(Into::into),
     });
     let result: Result<String, Box<dyn std::error::Error>> = result;

@@ -1,6 +1,7 @@
 //! What is in deploy/: rules, dashboard and units name what there is, and their own tools find nothing to complain of.
 
-use quarry::metrics::catalogue;
+use crate::quarry;
+use quarry::{admin::BootstrapPlan, metrics::catalogue};
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
@@ -144,6 +145,41 @@ fn the_dashboard_keeps_its_name_and_asks_the_data_source_that_is_chosen() {
     for panel in panels {
         assert!(ids.insert(panel["id"].as_u64().unwrap()), "{panel}");
         assert!(panel["type"] == "row" || panel["datasource"]["uid"] == "${datasource}", "{panel}");
+    }
+}
+
+#[test]
+fn kubectl_puts_the_manifests_together() {
+    must_be_content(tool("kubectl", &["kustomize", "deploy/kubernetes/base"], &root()));
+}
+
+#[test]
+fn the_nodes_of_every_example_take_their_configuration_and_the_files_that_are_made_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = dir.path().join("files");
+    let made = Command::new(root().join("deploy/cluster-files"))
+        .arg(&files)
+        .args(["1=meta-1:7400", "2=meta-2:7400", "3=meta-3:7400", "--", "101", "102"])
+        .env("QUARRY", env!("CARGO_BIN_EXE_quarry"))
+        .output();
+    must_be_content(Some(made.unwrap()));
+    let plan = BootstrapPlan::read(&files.join("bootstrap.toml")).unwrap();
+    assert_eq!(plan.metas.iter().map(|meta| meta.node).collect::<Vec<_>>(), [1, 2, 3]);
+    for (role, config, key) in [
+        ("meta", "systemd/meta.example.toml", "meta-1"),
+        ("meta", "compose/meta.toml", "meta-2"),
+        ("meta", "kubernetes/base/meta.toml", "meta-3"),
+        ("datanode", "systemd/datanode.example.toml", "data-101"),
+        ("datanode", "compose/datanode.toml", "data-102"),
+        ("datanode", "kubernetes/base/datanode.toml", "data-101"),
+    ] {
+        let text = read(&format!("deploy/{config}"));
+        // As many shards as the plan makes.
+        assert!(role != "meta" || text.contains(&format!("shards = {}", plan.shards)), "{config}");
+        let mut check = quarry();
+        check.arg(role).arg("--check-config").arg("--config").arg(root().join("deploy").join(config));
+        check.arg("--cluster").arg(files.join("cluster.toml")).arg("--key").arg(files.join(key).join("node.key"));
+        must_be_content(Some(check.output().unwrap()));
     }
 }
 
