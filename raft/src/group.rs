@@ -449,6 +449,19 @@ impl<M: Machine> Group<M> {
         self.changed(timeout_at(deadline, change).await, || "change of voters".to_owned())
     }
 
+    /// Ends the membership of a node that does not vote.
+    ///
+    /// # Errors
+    /// [`RaftError::NotLeader`], [`RaftError::Membership`] when it votes or is no member, [`RaftError::DeadlinePassed`].
+    pub async fn remove_learner(&self, node: RaftNodeId, deadline: Instant) -> Result<(), RaftError> {
+        let change = async {
+            let _turn = self.inner.changes.lock().await;
+            let gone = openraft::ChangeMembers::RemoveNodes(BTreeSet::from([node.0]));
+            self.inner.raft.change_membership(gone, false).await.map(drop)
+        };
+        self.changed(timeout_at(deadline, change).await, || format!("removal of learner {node}"))
+    }
+
     fn changed<T>(
         &self,
         result: Result<

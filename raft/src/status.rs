@@ -57,8 +57,10 @@ pub struct GroupStatus {
     pub snapshot: Option<LogIndex>,
     /// The last entry removed from the log.
     pub purged: Option<LogIndex>,
-    /// All members, as of the newest change in the log, committed or not.
+    /// All members, as of the newest change in the log, committed or not. In a joint membership, who votes on either side.
     pub members: BTreeMap<RaftNodeId, Member>,
+    /// Whether that change is known to be committed, and is not one half of a change of voters.
+    pub settled: bool,
     /// The entry with which this node's leadership began, once it is applied: from here on the machine holds all that
     /// earlier leaders committed. `None` while this node does not lead or has not come so far.
     pub leader_since: Option<LogIndex>,
@@ -104,6 +106,9 @@ impl GroupStatus {
                 .nodes()
                 .map(|(id, node)| (RaftNodeId(*id), Member { addr: node.addr.clone(), voter: voters.contains(id) }))
                 .collect(),
+            settled: members.get_joint_config().len() <= 1
+                && metrics.membership_config.log_id().as_ref().map(LogId::index)
+                    <= metrics.local_committed.as_ref().map(LogId::index),
             leader_since: if role == Role::Leader { cell.term_began(metrics.current_term) } else { None },
             matched: metrics
                 .replication

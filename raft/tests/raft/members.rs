@@ -77,7 +77,8 @@ async fn a_learner_catches_up_and_takes_a_voters_place() {
     let leaves = cluster.nodes.keys().copied().find(|id| *id != leader && *id != new).unwrap();
     let addr = cluster.addrs[&new].to_string();
     cluster.group(leader).add_learner(new, addr, soon()).await.unwrap();
-    assert!(!cluster.group(leader).status().members[&new].voter);
+    let status = cluster.group(leader).status();
+    assert!(!status.members[&new].voter && status.settled);
     until("the learner catches up", || cluster.group(new).with(|ledger, _| ledger.lines.len() == 20)).await;
 
     let voters: BTreeSet<_> = cluster.nodes.keys().copied().filter(|id| *id != leaves).collect();
