@@ -25,6 +25,7 @@ impl Directory {
             + self.certificates.len()
             + usize::from(self.revocations.is_some())
             + self.nodes.len()
+            + self.retired.len()
             + self.namespaces.len()
             + self.regions.len()
             + self.regions.values().filter(|held| held.record.is_some()).count()
@@ -45,6 +46,7 @@ impl Directory {
         Violation::unless(generation == usize::from(self.cluster.is_some()), Invariant::IndexAgrees, || {
             format!("{generation} beginnings of a generation")
         })?;
+        self.check_members()?;
         for (id, NamespaceEntry { namespace, .. }) in &self.namespaces {
             let named =
                 namespace.id == *id && self.names.get(&namespace.name) == Some(id) && *id <= self.namespace_last;
@@ -53,6 +55,16 @@ impl Directory {
         Violation::unless(self.names.len() == self.namespaces.len(), Invariant::IndexAgrees, || {
             "a name without a namespace".to_owned()
         })
+    }
+
+    fn check_members(&self) -> Result<(), Violation> {
+        let held = [&self.members.done, &self.members.under_way];
+        let numbers: Vec<_> = held.into_iter().flatten().map(|change| change.number).collect();
+        let grow = numbers.is_sorted_by(|one, other| one < other)
+            && numbers.last().is_none_or(|last| *last <= self.members.last && last.generation == self.generation());
+        Violation::unless(grow, Invariant::EpochsOnlyGrow, || format!("changes of members {numbers:?}"))?;
+        let back = self.regions.keys().map(|region| region.node).find(|node| self.is_retired(*node));
+        Violation::unless(back.is_none(), Invariant::EpochsOnlyGrow, || format!("{back:?} is retired"))
     }
 
     fn check_regions(&self) -> Result<(), Violation> {
@@ -148,7 +160,15 @@ impl Directory {
             Invariant::EpochsOnlyGrow,
             || "a generation or a namespace number went back".to_owned(),
         )?;
-        for (id, old) in &before.regions {
+        let kept = before.retired.keys().all(|node| self.is_retired(*node));
+        let one = before.members.under_way.as_ref().is_none_or(|old| {
+            let now = self.members.under_way.as_ref();
+            now == Some(old) || now.is_none() || self.generation() > before.generation()
+        });
+        Violation::unless(kept && one && self.members.last >= before.members.last, Invariant::EpochsOnlyGrow, || {
+            "a retired node came back, or a change of members took the place of another".to_owned()
+        })?;
+        for (id, old) in before.regions.iter().filter(|(id, _)| !self.is_retired(id.node)) {
             let new = self.regions.get(id);
             let grows = new.is_some_and(|new| new.state.incarnation >= old.state.incarnation);
             Violation::unless(grows, Invariant::EpochsOnlyGrow, || format!("the incarnation of {id}"))?;
@@ -160,7 +180,7 @@ impl Directory {
             });
             Violation::unless(grows, Invariant::EpochsOnlyGrow, || format!("the epoch of {id}"))?;
         }
-        for (id, old) in &before.extents {
+        for (id, old) in before.extents.iter().filter(|(id, _)| !self.is_retired(id.region.node)) {
             let new = self.extents.get(id);
             let grows = new.is_some_and(|new| {
                 new.lend > old.lend || new.lend == old.lend && (new.shard == old.shard || new.shard.is_none())

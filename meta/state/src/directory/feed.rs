@@ -6,9 +6,9 @@
 //! A state that was passed over between two slices has been superseded by the one that is told; a lending cannot be passed over, because it
 //! ends only when its shard gives it back.
 
-use super::{Directory, namespaces::Namespace};
+use super::{Directory, namespaces::Namespace, nodes::Standing};
 use quarry_wire::{
-    certificate::{Certificate, Revocations},
+    certificate::{Certificate, Revocations, Role},
     ids::{
         CertificateSerial, ExtentId, FeedNumber, Generation, Incarnation, LendNumber, NamespaceId, NodeId, RegionId,
         ShardId,
@@ -69,6 +69,15 @@ pub enum FeedChange {
         /// Number of the lending that ended.
         lend: LendNumber,
     },
+    /// This data node may be used so.
+    Standing {
+        /// The node.
+        node: NodeId,
+        /// What for.
+        standing: Standing,
+    },
+    /// This node is gone for good, with all its memory.
+    Retired(NodeId),
 }
 
 /// A region as the directory sees it.
@@ -91,6 +100,7 @@ pub(super) enum Topic {
     Certificate(CertificateSerial),
     Revocations,
     Node(NodeId),
+    Retired(NodeId),
     Namespace(NamespaceId),
     Region(RegionId),
     Record(RegionId),
@@ -112,6 +122,8 @@ pub struct Changes {
     pub regions: Vec<RegionState>,
     /// Nodes that announced themselves.
     pub nodes: Vec<super::nodes::Node>,
+    /// Nodes whose numbers are used up: nothing of them is left.
+    pub retired: Vec<NodeId>,
     /// Namespaces made.
     pub namespaces: Vec<Namespace>,
     /// The position that this leads to.
@@ -155,6 +167,10 @@ impl Directory {
                     None => FeedChange::Unlent { extent, lend: lending.lend },
                 })
             }
+            Topic::Node(id) if self.is_certified(id, Role::DataNode) => {
+                self.nodes.get(&id).map(|held| FeedChange::Standing { node: id, standing: held.standing })
+            }
+            Topic::Retired(id) => Some(FeedChange::Retired(id)),
             Topic::Certificate(_) | Topic::Revocations | Topic::Node(_) | Topic::Record(_) => None,
         }
     }
@@ -169,6 +185,7 @@ impl Directory {
             records: Vec::new(),
             regions: Vec::new(),
             nodes: Vec::new(),
+            retired: Vec::new(),
             namespaces: Vec::new(),
             at: self.last.max(from),
         };
@@ -182,6 +199,7 @@ impl Directory {
                     changes.revocations = self.revocations.as_ref().map(|held| held.signed.clone());
                 }
                 Topic::Node(id) => changes.nodes.extend(self.nodes.get(&id).cloned()),
+                Topic::Retired(id) => changes.retired.push(id),
                 Topic::Namespace(id) => {
                     changes.namespaces.extend(self.namespaces.get(&id).map(|held| held.namespace.clone()));
                 }
@@ -214,6 +232,7 @@ impl Directory {
         index.extend(self.certificates.iter().map(|(serial, held)| (held.changed, Topic::Certificate(*serial))));
         index.extend(self.revocations.iter().map(|held| (held.changed, Topic::Revocations)));
         index.extend(self.nodes.iter().map(|(id, held)| (held.changed, Topic::Node(*id))));
+        index.extend(self.retired_at().map(|(id, changed)| (changed, Topic::Retired(id))));
         index.extend(self.namespaces.iter().map(|(id, held)| (held.changed, Topic::Namespace(*id))));
         index.extend(self.regions.iter().map(|(id, held)| (held.changed, Topic::Region(*id))));
         for (id, held) in &self.regions {

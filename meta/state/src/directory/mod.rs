@@ -7,6 +7,7 @@
 mod check;
 pub mod extents;
 pub mod feed;
+pub mod members;
 pub mod namespaces;
 pub mod nodes;
 pub mod regions;
@@ -19,15 +20,17 @@ use crate::{
 use extents::{LendRefusal, Lending, ReturnRefusal};
 use feed::Topic;
 pub use feed::{Changes, FEED_SLICE_ENTRIES_MAX, FeedChange, FeedEntry, FeedSlice, RegionState};
+pub use members::{MemberChange, NumberedChange};
+use members::{MemberRefusal, Members};
 pub use namespaces::{Namespace, Policy};
 use namespaces::{NamespaceEntry, NamespaceRefusal};
-pub use nodes::Node;
+pub use nodes::{Node, Standing};
 use nodes::{NodeRefusal, Numbered};
 use quarry_wire::{
     certificate::{Certificate, Revocations},
     ids::{
         CertificateSerial, ClusterUuid, ExtentId, FeedNumber, Generation, Incarnation, LendNumber, NamespaceId, NodeId,
-        RegionId, RegionIndex, ShardId,
+        Ordinal, RegionId, RegionIndex, ShardId,
     },
     keyring::Keyring,
     limits::OUTCOME_KEPT,
@@ -107,6 +110,27 @@ pub enum DirectoryCommand {
     },
     /// Time passes.
     Tick,
+    /// A change of the meta nodes begins.
+    BeginChange(MemberChange),
+    /// The change of this number came to its end in all groups.
+    EndChange {
+        /// Its number.
+        number: Ordinal,
+        /// It is given up instead; what it did stays.
+        cancelled: bool,
+    },
+    /// What a data node may be used for.
+    SetStanding {
+        /// The node.
+        node: NodeId,
+        /// From now on.
+        standing: Standing,
+    },
+    /// A data node that is dead or decommissioned goes from the directory and from all shards; its number is used up.
+    ForgetNode {
+        /// The node.
+        node: NodeId,
+    },
 }
 
 /// What became of a [`DirectoryCommand`].
@@ -116,7 +140,7 @@ pub enum DirectoryOutcome {
     Init(Result<(), InitRefusal>),
     /// Of `RaiseGeneration`.
     Generation(Result<(), GenerationRefusal>),
-    /// Of `AdmitCertificate`, `Revoke` and `AnnounceNode`: the number of the change.
+    /// Of `AdmitCertificate`, `Revoke`, `AnnounceNode`, `SetStanding` and `ForgetNode`: the number of the change.
     Node(Result<FeedNumber, NodeRefusal>),
     /// Of `RegisterRegion`: the life that the region is in now.
     Region(Result<Incarnation, RegionRefusal>),
@@ -132,6 +156,8 @@ pub enum DirectoryOutcome {
     Returned(Result<(), ReturnRefusal>),
     /// Of `Tick`.
     Tick,
+    /// Of `BeginChange` and `EndChange`: the number of the change.
+    Member(Result<Ordinal, MemberRefusal>),
 }
 
 /// What a cluster is made with.
@@ -210,6 +236,9 @@ pub struct Directory {
     certificates: BTreeMap<CertificateSerial, Numbered<Certificate>>,
     revocations: Option<Numbered<Revocations>>,
     nodes: BTreeMap<NodeId, Node>,
+    /// Nodes whose numbers are used up: meta nodes that were removed, data nodes that were forgotten.
+    retired: BTreeMap<NodeId, FeedNumber>,
+    members: Members,
     namespaces: BTreeMap<NamespaceId, NamespaceEntry>,
     /// The highest number given to a namespace.
     namespace_last: NamespaceId,
@@ -244,6 +273,8 @@ impl Directory {
             certificates: BTreeMap::new(),
             revocations: None,
             nodes: BTreeMap::new(),
+            retired: BTreeMap::new(),
+            members: Members::new(),
             namespaces: BTreeMap::new(),
             namespace_last: NamespaceId(0),
             regions: BTreeMap::new(),
@@ -280,6 +311,14 @@ impl Directory {
                 DirectoryOutcome::Returned(self.take_back(extent, shard, lend))
             }
             DirectoryCommand::Tick => DirectoryOutcome::Tick,
+            DirectoryCommand::BeginChange(change) => DirectoryOutcome::Member(self.begin_change(change)),
+            DirectoryCommand::EndChange { number, cancelled } => {
+                DirectoryOutcome::Member(self.end_change(number, cancelled))
+            }
+            DirectoryCommand::SetStanding { node, standing } => {
+                DirectoryOutcome::Node(self.set_standing(node, standing))
+            }
+            DirectoryCommand::ForgetNode { node } => DirectoryOutcome::Node(self.forget_node(node)),
         }
     }
 
@@ -314,6 +353,7 @@ impl Directory {
         if let Some(keyring) = &mut self.keyring {
             keyring.see_generation(generation);
         }
+        self.give_up_change();
         for lending in self.extents.values_mut() {
             lending.shard = None;
         }
@@ -343,6 +383,7 @@ impl Directory {
             Topic::Certificate(serial) => self.certificates.get_mut(&serial).expect(gone).changed = changed,
             Topic::Revocations => self.revocations.as_mut().expect(gone).changed = changed,
             Topic::Node(id) => self.nodes.get_mut(&id).expect(gone).changed = changed,
+            Topic::Retired(id) => *self.retired.get_mut(&id).expect(gone) = changed,
             Topic::Namespace(id) => self.namespaces.get_mut(&id).expect(gone).changed = changed,
             Topic::Region(id) => self.regions.get_mut(&id).expect(gone).changed = changed,
             Topic::Record(id) => {

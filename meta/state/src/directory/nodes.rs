@@ -20,8 +20,34 @@ pub struct Node {
     pub id: NodeId,
     /// Where its control service listens, as `host:port`.
     pub address: String,
+    /// What it may be used for, if it is a data node.
+    pub standing: Standing,
     /// Number of this announcement in the feed.
     pub changed: FeedNumber,
+}
+
+/// What a data node may be used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Standing {
+    /// Everything.
+    #[default]
+    Serving,
+    /// What it holds is read; nothing new is granted on it.
+    Draining,
+    /// It holds nothing, and offers no memory.
+    Decommissioned,
+}
+
+impl Standing {
+    /// Its name, as tools tell it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Decommissioned => "decommissioned",
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -53,6 +79,20 @@ pub enum NodeRefusal {
     Address {
         /// Its bytes.
         found: usize,
+    },
+    /// Its number is used up.
+    #[error("{node} was removed or forgotten, and a number is never used again: give the node a new one")]
+    Retired {
+        /// The node.
+        node: NodeId,
+    },
+    /// A node that holds memory is not forgotten.
+    #[error("{node} has {regions} regions that are up: decommission it first")]
+    Alive {
+        /// The node.
+        node: NodeId,
+        /// Its regions.
+        regions: usize,
     },
 }
 
@@ -89,6 +129,9 @@ impl Directory {
         if address.is_empty() || address.len() > NODE_ADDRESS_BYTES_MAX {
             return Err(NodeRefusal::Address { found: address.len() });
         }
+        if self.is_retired(id) {
+            return Err(NodeRefusal::Retired { node: id });
+        }
         if !self.is_certified(id, Role::DataNode) && !self.is_certified(id, Role::Meta) {
             return Err(NodeRefusal::UnknownNode { node: id });
         }
@@ -97,8 +140,60 @@ impl Directory {
             held => held.map(|held| held.changed),
         };
         let changed = self.touch(Topic::Node(id), old);
-        self.nodes.insert(id, Node { id, address: address.to_owned(), changed });
+        let standing = self.nodes.get(&id).map(|held| held.standing).unwrap_or_default();
+        self.nodes.insert(id, Node { id, address: address.to_owned(), standing, changed });
         Ok(changed)
+    }
+
+    /// A decommissioned node loses all its lives at once: values that have a copy elsewhere keep it, the others are gone.
+    pub(super) fn set_standing(&mut self, id: NodeId, standing: Standing) -> Result<FeedNumber, NodeRefusal> {
+        if self.is_retired(id) {
+            return Err(NodeRefusal::Retired { node: id });
+        }
+        let known = self.is_certified(id, Role::DataNode);
+        let Some(held) = self.nodes.get(&id).filter(|_| known) else {
+            return Err(NodeRefusal::UnknownNode { node: id });
+        };
+        if held.standing == standing {
+            return Ok(held.changed);
+        }
+        let changed = self.touch(Topic::Node(id), Some(held.changed));
+        let held = self.nodes.get_mut(&id).expect("it was there above");
+        (held.standing, held.changed) = (standing, changed);
+        if standing == Standing::Decommissioned {
+            let up: Vec<_> = self.regions_of(id).filter(|it| it.state.up).map(|it| it.state.region).collect();
+            for region in up {
+                self.new_life(region, None);
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Forgets a data node of which nothing is up, and uses its number up. Doing it again changes nothing.
+    pub(super) fn forget_node(&mut self, id: NodeId) -> Result<FeedNumber, NodeRefusal> {
+        if let Some(changed) = self.retired.get(&id) {
+            return Ok(*changed);
+        }
+        if self.cluster.is_none() {
+            return Err(NodeRefusal::NotInitialised);
+        }
+        if !self.nodes.contains_key(&id) || self.is_certified(id, Role::Meta) {
+            return Err(NodeRefusal::UnknownNode { node: id });
+        }
+        let regions = self.regions_of(id).filter(|it| it.state.up).count();
+        if regions > 0 {
+            return Err(NodeRefusal::Alive { node: id, regions });
+        }
+        self.forget_regions(id);
+        self.forget_announcement(id);
+        self.retire(id);
+        Ok(self.retired[&id])
+    }
+
+    pub(super) fn forget_announcement(&mut self, id: NodeId) {
+        if let Some(held) = self.nodes.remove(&id) {
+            self.index.remove(&held.changed);
+        }
     }
 
     /// Whether a certificate that is not revoked names `node` in `role`.

@@ -6,7 +6,7 @@ use super::{
     Directory,
     extents::Lending,
     feed::{RegionState, Topic},
-    nodes::Numbered,
+    nodes::{Numbered, Standing},
 };
 use quarry_wire::{
     certificate::Role,
@@ -111,6 +111,18 @@ pub enum RegionRefusal {
         /// How many bytes.
         found: usize,
     },
+    /// The node was forgotten.
+    #[error("{node} was forgotten, and a number is never used again: give the node a new one")]
+    Retired {
+        /// The node.
+        node: NodeId,
+    },
+    /// The node was decommissioned.
+    #[error("{node} is decommissioned: take that back first, or stop it")]
+    Decommissioned {
+        /// The node.
+        node: NodeId,
+    },
     /// The keyring does not believe it.
     #[error("not believed: {why}")]
     Untrusted {
@@ -135,8 +147,14 @@ impl Directory {
         if self.cluster.is_none() {
             return Err(RegionRefusal::NotInitialised);
         }
+        if self.is_retired(node) {
+            return Err(RegionRefusal::Retired { node });
+        }
         if !self.is_certified(node, Role::DataNode) {
             return Err(RegionRefusal::UnknownNode { node });
+        }
+        if self.node(node).is_some_and(|held| held.standing == Standing::Decommissioned) {
+            return Err(RegionRefusal::Decommissioned { node });
         }
         let step = length_step(bytes);
         if !(REGION_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(step) {
@@ -184,6 +202,25 @@ impl Directory {
         held.record = None;
         held.changed = changed;
         incarnation
+    }
+
+    /// Removes the node's regions and extents, of which none may be up.
+    pub(super) fn forget_regions(&mut self, node: NodeId) {
+        let gone: Vec<RegionId> = self.regions_of(node).map(|it| it.state.region).collect();
+        for region in gone {
+            let held = self.regions.remove(&region).expect("it was found there");
+            assert!(!held.state.up, "a region that is up is not forgotten");
+            self.index.remove(&held.changed);
+            if let Some(record) = held.record {
+                self.index.remove(&record.changed);
+            }
+            let all = ExtentId { region, index: ExtentIndex(0) }..=ExtentId { region, index: ExtentIndex(u32::MAX) };
+            let extents: Vec<ExtentId> = self.extents.range(all).map(|(extent, _)| *extent).collect();
+            for extent in extents {
+                let lending = self.extents.remove(&extent).expect("it was found there");
+                self.index.remove(&lending.changed);
+            }
+        }
     }
 
     pub(super) fn record_region(&mut self, signed: &Signed<RegionRecord>) -> Result<FeedNumber, RegionRefusal> {

@@ -9,8 +9,8 @@ use super::{
     quarantine::Deadline,
     space::Extent,
 };
-use crate::directory::{FeedChange, FeedSlice, RegionState};
-use quarry_wire::ids::{ExtentId, FeedNumber, Generation, LendNumber, Ordinal, SlotIndex};
+use crate::directory::{FeedChange, FeedSlice, RegionState, Standing};
+use quarry_wire::ids::{ExtentId, FeedNumber, Generation, LendNumber, NodeId, Ordinal, SlotIndex};
 use std::collections::BTreeSet;
 
 impl Shard {
@@ -59,6 +59,13 @@ impl Shard {
                 }
             }
             FeedChange::Unlent { extent, lend } => self.follow_return(extent, lend),
+            FeedChange::Standing { node, standing } => {
+                match standing {
+                    Standing::Serving => self.drained.remove(&node),
+                    Standing::Draining | Standing::Decommissioned => self.drained.insert(node),
+                };
+            }
+            FeedChange::Retired(node) => self.follow_retirement(node),
         }
     }
 
@@ -80,6 +87,19 @@ impl Shard {
             let own = self.extents.keys().filter(|extent| extent.region == state.region).copied().collect();
             self.void(&own);
         }
+    }
+
+    /// The node is gone for good. Its death may have been passed over in the feed, so its memory is void now. The lend numbers and lives seen stay.
+    fn follow_retirement(&mut self, node: NodeId) {
+        let own: BTreeSet<ExtentId> =
+            self.extents.keys().filter(|extent| extent.region.node == node).copied().collect();
+        self.void(&own);
+        self.extents.retain(|extent, _| extent.region.node != node);
+        self.returned.retain(|extent, _| extent.region.node != node);
+        for region in self.regions.values_mut().filter(|region| region.region.node == node) {
+            region.up = false;
+        }
+        self.drained.remove(&node);
     }
 
     /// All memory is void: extents, slots, grants and copies go. Requests stay, for they say only what was done.

@@ -61,8 +61,8 @@ use quarantine::Deadline;
 use quarry_wire::{
     grant::Grant,
     ids::{
-        ExtentId, FeedNumber, Generation, LendNumber, NamespaceId, Ordinal, PinId, RegionId, ShardId, SlotIndex,
-        WriterId,
+        ExtentId, FeedNumber, Generation, LendNumber, NamespaceId, NodeId, Ordinal, PinId, RegionId, ShardId,
+        SlotIndex, WriterId,
     },
     key::Key,
     limits::{HORIZON_AHEAD, OUTCOME_KEPT, QUARANTINE},
@@ -147,6 +147,8 @@ pub struct Shard {
     batch_last: u64,
     namespaces: BTreeMap<NamespaceId, Namespace>,
     regions: BTreeMap<RegionId, RegionState>,
+    /// Nodes on which nothing new is granted.
+    drained: BTreeSet<NodeId>,
     /// The extents held.
     extents: BTreeMap<ExtentId, Extent>,
     /// The highest lend number ever seen, per extent.
@@ -201,6 +203,7 @@ impl Shard {
             batch_last: 0,
             namespaces: BTreeMap::new(),
             regions: BTreeMap::new(),
+            drained: BTreeSet::new(),
             extents: BTreeMap::new(),
             lends_seen: BTreeMap::new(),
             returned: BTreeMap::new(),

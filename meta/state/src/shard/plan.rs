@@ -174,7 +174,8 @@ impl Planner<'_> {
 
     /// Nodes with an extent of at least `bytes` that cannot be used now.
     fn silent(&self, bytes: u64) -> u8 {
-        let large = self.shard.extents.iter().filter(|(_, held)| held.bytes >= bytes);
+        let drained = |extent: &ExtentId| self.shard.drained.contains(&extent.region.node);
+        let large = self.shard.extents.iter().filter(|(extent, held)| held.bytes >= bytes && !drained(extent));
         let (usable, silent): (BTreeSet<_>, BTreeSet<_>) = large
             .map(|(extent, _)| (self.is_usable(*extent), extent.region.node))
             .fold((BTreeSet::new(), BTreeSet::new()), |(mut usable, mut silent), (is_usable, node)| {
@@ -190,6 +191,7 @@ impl Planner<'_> {
 
     fn is_usable(&self, extent: ExtentId) -> bool {
         !self.avoid.contains(&extent.region.node)
+            && !self.shard.drained.contains(&extent.region.node)
             && self.shard.regions.get(&extent.region).is_some_and(|region| region.up)
     }
 

@@ -8,7 +8,7 @@ use crate::directory::{Namespace, RegionState};
 use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Descriptor, Placement},
     frame::FrameKind,
-    ids::{ExtentIndex, GrantId, Incarnation, LendNumber, NamespaceId, RegionId, SlotIndex},
+    ids::{ExtentIndex, GrantId, Incarnation, LendNumber, NamespaceId, NodeId, RegionId, SlotIndex},
     key::Key,
     merkle::{self, Hash},
     signed::Signed,
@@ -234,6 +234,28 @@ impl Shard {
     #[must_use]
     pub fn region(&self, region: RegionId) -> Option<&RegionState> {
         self.regions.get(&region)
+    }
+
+    /// Whether nothing new is granted on this node.
+    #[must_use]
+    pub fn is_drained(&self, node: NodeId) -> bool {
+        self.drained.contains(&node)
+    }
+
+    /// How many current values have a copy on `node`, and how many of them have no other. Walks over all slots.
+    #[must_use]
+    pub fn copies_on(&self, node: NodeId) -> (u64, u64) {
+        let (mut copies, mut last) = (0, 0);
+        for slab in self.slabs.values() {
+            let Some(own) = slab.grant.holders.iter().position(|holder| holder.region.node == node) else { continue };
+            let is_copy = |holder: usize, slot: usize| matches!(slab.slots[holder][slot], Slot::Committed { .. });
+            for slot in (0..slab.slots[own].len()).filter(|slot| is_copy(own, *slot)) {
+                let others = (0..slab.slots.len()).any(|holder| holder != own && is_copy(holder, slot));
+                copies += 1;
+                last += u64::from(!others);
+            }
+        }
+        (copies, last)
     }
 
     /// How the memory lent to this shard is used. Walks over all slots: for metrics, not for every call.

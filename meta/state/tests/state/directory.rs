@@ -65,14 +65,14 @@ fn record(node: u64, incarnation: Incarnation, epoch: u64) -> Signed<RegionRecor
     node_key(node).sign(UUID, incarnation.0.generation, CertificateSerial(node), said)
 }
 
-struct Bench {
-    directory: Directory,
+pub(crate) struct Bench {
+    pub(crate) directory: Directory,
     at: u64,
 }
 
 impl Bench {
     /// An initialised directory that admitted nodes 1 to `nodes` and their regions.
-    fn new(nodes: u64) -> Self {
+    pub(crate) fn new(nodes: u64) -> Self {
         let mut bench = Self { directory: Directory::new(), at: 1_000 };
         bench.apply(DirectoryCommand::InitCluster(cluster(2)));
         for node in 1..=nodes {
@@ -81,7 +81,7 @@ impl Bench {
         }
         bench
     }
-    fn apply(&mut self, command: DirectoryCommand) -> DirectoryOutcome {
+    pub(crate) fn apply(&mut self, command: DirectoryCommand) -> DirectoryOutcome {
         let before = self.directory.clone();
         let shown = format!("{command:?}");
         let outcome = self.directory.apply(LogTime(self.at), command);

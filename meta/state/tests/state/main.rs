@@ -8,6 +8,7 @@ mod directory;
 mod evict;
 mod feed;
 mod grants;
+mod members;
 mod moves;
 mod pins;
 mod random_cluster;
