@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) gate: Gate,
     /// Whether every group was served when that was last looked at; if not, why.
     pub(crate) served: Mutex<Result<(), String>>,
+    /// Whether others say that this node was removed.
+    pub(crate) removed: AtomicBool,
     keyring: RwLock<Option<(FeedNumber, Arc<Keyring>)>>,
 }
 
@@ -60,7 +62,8 @@ impl Core {
     ) -> Self {
         let (counters, gate, keyring) = (Counters::default(), Gate::default(), RwLock::new(None));
         let served = Mutex::new(Err("the groups were not looked at yet".to_owned()));
-        Self { config, host, directory, shards, membership, counters, gate, served, keyring }
+        let removed = AtomicBool::new(false);
+        Self { config, host, directory, shards, membership, counters, gate, served, removed, keyring }
     }
 
     /// The shard with this number.
@@ -126,6 +129,12 @@ impl Core {
         std::iter::once(first).chain(shards).collect()
     }
 
+    /// The meta nodes, as this node's replica of the directory has them.
+    pub(crate) fn metas(&self) -> Vec<v1::MetaInfo> {
+        let members = self.directory.group.status().members;
+        members.into_iter().map(|(node, it)| v1::MetaInfo { node: node.0, address: it.addr }).collect()
+    }
+
     /// Data nodes that have been silent to this node for a while, and those that the caller cannot reach.
     pub(crate) fn avoided(&self, unreachable: &[u64]) -> BTreeSet<NodeId> {
         let mut avoided = self.directory.read(|directory| {
@@ -157,6 +166,7 @@ fn changes(directory: &Directory, changes: &directory::Changes) -> v1::Changes {
         namespaces: changes.namespaces.iter().map(namespace).collect(),
         revocations: changes.revocations.as_ref().map(|it| it.encode().into()).unwrap_or_default(),
         data_nodes: touched.into_iter().filter_map(|node| data_node(directory, node)).collect(),
+        retired: changes.retired.iter().map(|node| node.0).collect(),
     }
 }
 

@@ -3,7 +3,7 @@
 //! A group is served while its leader is known and *still leads*: by a confirmed read index if it is this node, by its own word if it is
 //! another. To remember a leader is not enough: a node that was cut off remembers one for ever.
 
-use crate::{core::Core, door, hosted::Hosted, machine::Replicated};
+use crate::{core::Core, door, hosted::Hosted, machine::Replicated, members::REMOVED};
 use futures::future::join_all;
 use quarry_proto::{
     protocol::Announce,
@@ -12,7 +12,7 @@ use quarry_proto::{
 use quarry_trust::Expect;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -37,9 +37,12 @@ pub(crate) async fn report(core: Arc<Core>, health: HealthReporter) {
         for (group, serves) in (0..).zip(&groups) {
             health.set_service_status(group_name(group), status(*serves)).await;
         }
-        health.set_service_status("", status(groups.iter().all(|serves| *serves))).await;
+        let well = groups.iter().all(|serves| *serves) && !core.removed.load(Ordering::SeqCst);
+        health.set_service_status("", status(well)).await;
         let missing = (0..).zip(&groups).find(|(_, serves)| !**serves);
-        *core.served.lock() = missing.map_or(Ok(()), |(group, _): (u32, _)| Err(not_served(&core, group)));
+        let removed = core.removed.load(Ordering::SeqCst).then(|| Err(REMOVED.to_owned()));
+        *core.served.lock() =
+            removed.unwrap_or_else(|| missing.map_or(Ok(()), |(group, _): (u32, _)| Err(not_served(&core, group))));
         sleep(PERIOD).await;
     }
 }
@@ -66,7 +69,7 @@ fn not_served(core: &Core, group: u32) -> String {
     if core.directory.group.is_initialized() {
         format!("nobody is known to lead group {group} now")
     } else {
-        "this node belongs to no cluster yet: bootstrap it".to_owned()
+        "this node belongs to no cluster yet: bootstrap it, or add it to one".to_owned()
     }
 }
 

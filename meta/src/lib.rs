@@ -10,6 +10,7 @@
 //! | `grants` | plans of grants | – (apply validates) |
 //! | `leases` | when the horizon is raised; how long a lease is | *Leases hold* |
 //! | `feed` | when shards are told, when extents are lent | *Nothing leaks* |
+//! | `members` | the next step of a change of the meta nodes | *Epochs only grow* |
 //! | `membership` | who is silent, who is dead | – |
 //! | `service/publish` | whom to believe | *Nothing unsigned* |
 //! | `service/resolve` | what a descriptor is sent with | *No half-truth* |
@@ -29,6 +30,7 @@ mod health;
 mod hosted;
 mod leases;
 mod machine;
+mod members;
 mod membership;
 mod metrics;
 mod moves;

@@ -10,6 +10,7 @@ use crate::{
     hosted::Hosted,
     leases::Horizon,
     machine::{Replicated, StateMachine},
+    members,
     membership::Membership,
     moves::{self, Moving},
     probe::MetaProbe,
@@ -114,6 +115,8 @@ impl MetaNode {
             work.spawn(eviction::run(Arc::clone(&core), index));
             work.spawn(moves::compact(Arc::clone(&core), index));
         }
+        work.spawn(members::run(Arc::clone(&core)));
+        work.spawn(members::ask_whether_removed(Arc::clone(&core)));
         let mut looking = JoinSet::new();
         looking.spawn(health::report(Arc::clone(&core), health.clone()));
         let stop = CancellationToken::new();
@@ -126,7 +129,7 @@ impl MetaNode {
             .layer(door.guard())
             .layer(door.admission())
             .add_service(health_service)
-            .add_service(InterceptedService::new(core.host.service(), prove))
+            .add_service(InterceptedService::new(core.host.service(), prove(Arc::clone(&core.directory))))
             .add_service(InterceptedService::new(
                 ControlServer::new(service.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
                 Check,
@@ -208,12 +211,19 @@ impl MetaNode {
     }
 }
 
-/// Tells the links between meta nodes which node calls, if a certificate proves that.
-fn prove(mut request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(node) = Caller::of(request.extensions()).node_as(certificate::Role::Meta) {
-        request.extensions_mut().insert(ProvedPeer(RaftNodeId(node.0)));
+/// Tells the links between meta nodes which node calls, if a certificate proves that. One that was removed is sent away.
+fn prove(
+    directory: Arc<Hosted<Directory>>,
+) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
+    move |mut request| {
+        if let Some(node) = Caller::of(request.extensions()).node_as(certificate::Role::Meta) {
+            if !directory.read(|directory| members::may_speak(directory, node)) {
+                return Err(members::removed(node).into());
+            }
+            request.extensions_mut().insert(ProvedPeer(RaftNodeId(node.0)));
+        }
+        Ok(request)
     }
-    Ok(request)
 }
 
 async fn start_group<S: Replicated>(

@@ -1,11 +1,12 @@
 //! Admin: making the cluster, and what an operator asks a node, with or without a leader.
 
-use super::{Service, registry::node_refused, strange};
+use super::{Service, members, registry::node_refused, strange};
 use crate::{
     core::{Core, data_node},
     door,
     hosted::Hosted,
     machine::Replicated,
+    members::{message, steps},
 };
 use futures::future::{join_all, try_join_all};
 use quarry_meta_state::{
@@ -24,6 +25,7 @@ use quarry_wire::{
     certificate::{Certificate, Revocations, Role},
     ids::{ClusterUuid, Generation, NodeId},
     keyring::Keyring,
+    limits::MESSAGE_BYTES_MAX,
     signed::{PublicKey, Signed},
     units::millis,
 };
@@ -62,6 +64,30 @@ impl Admin for Service {
     ) -> Result<Response<v1::ApplyRevocationsReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
         self.call(revoke(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn change_members(
+        &self,
+        request: Request<v1::ChangeMembersRequest>,
+    ) -> Result<Response<v1::ChangeMembersReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(members::change(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn set_standing(
+        &self,
+        request: Request<v1::SetStandingRequest>,
+    ) -> Result<Response<v1::SetStandingReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(members::set_standing(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn forget_node(
+        &self,
+        request: Request<v1::ForgetNodeRequest>,
+    ) -> Result<Response<v1::ForgetNodeReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(members::forget(self.core(), request.into_inner(), deadline)).await
     }
 
     async fn transfer_leader(
@@ -195,6 +221,30 @@ fn same_members(core: &Core, plan: &Plan) -> Result<(), Refusal> {
 
 /// Makes sure that another meta node answers, is the one that is meant, hosts as many groups and belongs to no cluster yet.
 async fn is_blank(core: &Core, node: NodeId, address: &str, deadline: Instant) -> Result<(), Refusal> {
+    let status = ask_status(core, node, address, deadline).await?;
+    if !status.cluster.is_empty() {
+        return Err(Refusal::AlreadyBootstrapped(v1::AlreadyBootstrapped { cluster: status.cluster }));
+    }
+    hosts_as_many(core, &status)
+}
+
+/// Makes sure that a node hosts as many groups as this one.
+pub(super) fn hosts_as_many(core: &Core, status: &v1::StatusReply) -> Result<(), Refusal> {
+    let groups = 1 + core.shards.len();
+    if status.groups.len() != groups {
+        let found = format!("{} at {}", status.groups.len(), NodeId(status.node));
+        return Err(Refusal::malformed("groups", format_args!("{groups} as here"), found));
+    }
+    Ok(())
+}
+
+/// What another meta node knows, which must be the one that is meant.
+pub(crate) async fn ask_status(
+    core: &Core,
+    node: NodeId,
+    address: &str,
+    deadline: Instant,
+) -> Result<v1::StatusReply, Refusal> {
     let unreachable = |why: String| door::not_ready(format!("{node} at {address} does not answer: {why}"), door::RETRY);
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| Refusal::malformed("metas.address", "host:port", error))?;
@@ -208,7 +258,7 @@ async fn is_blank(core: &Core, node: NodeId, address: &str, deadline: Instant) -
             }
             unreachable(deepest.to_string())
         })?;
-        let mut admin = AdminClient::with_interceptor(channel, Announce);
+        let mut admin = AdminClient::with_interceptor(channel, Announce).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let answer = admin.status(v1::StatusRequest {}).await.map_err(|status| unreachable(status.to_string()))?;
         Ok(answer.into_inner())
     };
@@ -216,15 +266,7 @@ async fn is_blank(core: &Core, node: NodeId, address: &str, deadline: Instant) -
     if status.node != node.0 {
         return Err(Refusal::malformed("metas.node", format_args!("{} at {address}", status.node), node));
     }
-    if !status.cluster.is_empty() {
-        return Err(Refusal::AlreadyBootstrapped(v1::AlreadyBootstrapped { cluster: status.cluster }));
-    }
-    let groups = 1 + core.shards.len();
-    if status.groups.len() != groups {
-        let found = format!("{} at {node}", status.groups.len());
-        return Err(Refusal::malformed("groups", format_args!("{groups} as here"), found));
-    }
-    Ok(())
+    Ok(status)
 }
 
 async fn form<S: Replicated>(hosted: &Hosted<S>, plan: &Plan, deadline: Instant) -> Result<(), Refusal> {
@@ -250,6 +292,12 @@ async fn wait_for_leader<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) -
 /// What this node knows.
 pub(crate) fn status(core: &Core) -> v1::StatusReply {
     let now = Instant::now();
+    let (under_way, done, metas, retired) = core.directory.read(|directory| {
+        let metas: Vec<_> =
+            directory.metas().map(|it| v1::MetaInfo { node: it.id.0, address: it.address.clone() }).collect();
+        let retired: Vec<u64> = directory.retired().map(|node| node.0).collect();
+        (directory.change_under_way().cloned(), directory.change_done().cloned(), metas, retired)
+    });
     let (made, generation, data_nodes) = core.directory.read(|directory| {
         let data_nodes = directory.nodes().filter_map(|node| data_node(directory, node.id)).map(|info| {
             let regions = directory.regions_of(NodeId(info.node)).map(|region| v1::RegionLife {
@@ -263,6 +311,7 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
                 alive: info.alive,
                 revoked: info.revoked,
                 regions: regions.collect(),
+                standing: members::standing(directory.node(NodeId(info.node)).map(|it| it.standing)).into(),
             }
         });
         (directory.cluster().is_some(), directory.generation().0, data_nodes.collect())
@@ -279,6 +328,11 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         counters: core.counters.read(),
         space: core.shards.iter().flat_map(|shard| shard.hosted.read(space)).collect(),
         admin_address: core.config.admin_address.clone().unwrap_or_default(),
+        certificate: core.config.certificate.encode().into(),
+        metas,
+        change_under_way: under_way.map(|held| message(&held, &steps(core, &held.change))),
+        change_done: done.map(|held| message(&held, &[])),
+        retired,
     }
 }
 
@@ -304,6 +358,7 @@ fn group_status<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupStatus {
         purged: index(status.purged),
         log_time_ms: hosted.read(Replicated::log_time).0,
         members: status.members.keys().map(|node| node.0).collect(),
+        learners: status.members.iter().filter(|(_, it)| !it.voter).map(|(node, _)| node.0).collect(),
         // Hashing the whole state stops its applies: only StateHash does it.
         hash: Vec::new().into(),
     }

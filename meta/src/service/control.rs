@@ -132,14 +132,13 @@ impl Control for Service {
 fn describe(core: &Core, request: v1::DescribeRequest) -> Result<v1::DescribeReply, Refusal> {
     core.made()?;
     let (generation, shards) = core.directory.read(|directory| (directory.generation(), directory.shards()));
-    let members = core.directory.group.status().members;
     Ok(v1::DescribeReply {
         cluster: core.config.cluster.0.to_vec().into(),
         generation: generation.0,
         shards,
         groups: core.groups(),
         changes: core.changes(request.seen),
-        metas: members.into_iter().map(|(node, it)| v1::MetaInfo { node: node.0, address: it.addr }).collect(),
+        metas: core.metas(),
     })
 }
 

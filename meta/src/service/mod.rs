@@ -4,6 +4,7 @@
 mod admin;
 mod control;
 mod damage;
+mod members;
 mod pins;
 mod probe;
 mod publish;
@@ -11,7 +12,7 @@ mod registry;
 mod resign;
 mod resolve;
 
-pub(crate) use admin::status;
+pub(crate) use admin::{ask_status, status};
 pub(crate) use publish::believe;
 
 use crate::{core::Core, door};

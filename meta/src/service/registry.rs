@@ -161,6 +161,9 @@ fn heartbeat(core: &Core, asked: v1::HeartbeatRequest) -> Result<v1::HeartbeatRe
         return Err(door::too_large("regions", REGIONS_MAX, asked.regions.len()));
     }
     let node = NodeId(asked.node);
+    if core.directory.read(|directory| directory.is_retired(node)) {
+        return Err(forgotten(node));
+    }
     let mut void = Vec::new();
     let known = core.directory.read(|directory| {
         for life in asked.regions {
@@ -187,7 +190,13 @@ fn heartbeat(core: &Core, asked: v1::HeartbeatRequest) -> Result<v1::HeartbeatRe
         changes: core.changes(asked.seen),
         generation: core.directory.read(|directory| directory.generation().0),
         groups: core.groups(),
+        metas: core.metas(),
     })
+}
+
+fn forgotten(node: NodeId) -> Refusal {
+    let why = format!("{node} was forgotten, and a number is never used again: give the node a new one");
+    Refusal::node_refused(v1::node_refused::Reason::Retired, node.0, why)
 }
 
 /// A certificate or an announcement that was not taken.
@@ -196,6 +205,8 @@ pub(super) fn node_refused(refusal: NodeRefusal) -> Refusal {
         NodeRefusal::NotInitialised => not_made(),
         NodeRefusal::Untrusted { why } => Refusal::Untrusted(v1::Untrusted { why }),
         NodeRefusal::UnknownNode { .. } => Refusal::Untrusted(v1::Untrusted { why: refusal.to_string() }),
+        NodeRefusal::Retired { node } => forgotten(node),
+        NodeRefusal::Alive { node, .. } => Refusal::node_refused(v1::node_refused::Reason::Alive, node.0, &refusal),
         NodeRefusal::Address { found } => {
             Refusal::malformed("address", "1 to 256 bytes", format_args!("{found} bytes"))
         }
@@ -207,6 +218,10 @@ fn region_refused(refusal: RegionRefusal, region: RegionId, named: Option<Incarn
         RegionRefusal::NotInitialised => not_made(),
         RegionRefusal::UnknownNode { .. } | RegionRefusal::Untrusted { .. } => {
             Refusal::Untrusted(v1::Untrusted { why: refusal.to_string() })
+        }
+        RegionRefusal::Retired { node } => forgotten(node),
+        RegionRefusal::Decommissioned { node } => {
+            Refusal::node_refused(v1::node_refused::Reason::Decommissioned, node.0, &refusal)
         }
         RegionRefusal::Length { step, found } => {
             let range = format_args!("{REGION_BYTES_MIN} to {REGION_BYTES_MAX} bytes");

@@ -144,11 +144,16 @@ impl Drop for Node {
 impl Cluster {
     /// Three nodes, not bootstrapped.
     pub(crate) async fn blank(shards: u32, tune: fn(&mut MetaConfig)) -> Self {
+        Self::blank_of(3, shards, tune).await
+    }
+
+    /// Nodes from 1 to this one, not bootstrapped.
+    pub(crate) async fn blank_of(count: u64, shards: u32, tune: fn(&mut MetaConfig)) -> Self {
         let start = |id| {
             let any = SocketAddr::from(([127, 0, 0, 1], 0));
             Node::start(NodeId(id), tempfile::tempdir().unwrap(), any, shards, tune)
         };
-        let nodes = futures::future::join_all((1..=3).map(start)).await;
+        let nodes = futures::future::join_all((1..=count).map(start)).await;
         Self { nodes, shards, tune }
     }
 
@@ -156,6 +161,15 @@ impl Cluster {
     pub(crate) async fn with(shards: u32, tune: fn(&mut MetaConfig)) -> Self {
         let cluster = Self::blank(shards, tune).await;
         cluster.bootstrap().await;
+        cluster
+    }
+
+    /// So many nodes, of which the first three are bootstrapped.
+    pub(crate) async fn with_spares(count: u64, shards: u32) -> Self {
+        let cluster = Self::blank_of(count, shards, |_| {}).await;
+        let mut request = cluster.bootstrap_request();
+        request.metas.truncate(3);
+        cluster.ask(async |node: &Node| node.admin().bootstrap(request.clone()).await).await.unwrap();
         cluster
     }
 

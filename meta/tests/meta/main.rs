@@ -4,6 +4,7 @@
 mod cluster;
 mod eviction;
 mod leaders;
+mod members;
 mod moves;
 mod nodes;
 mod pins;

@@ -20,7 +20,8 @@ impl Kind {
             | Self::StaleIncarnation(_)
             | Self::ArmRefused(_)
             | Self::StaleRequest(_)
-            | Self::WrongShard(_) => Code::FailedPrecondition,
+            | Self::WrongShard(_)
+            | Self::NodeRefused(_) => Code::FailedPrecondition,
             Self::NoSpace(_) | Self::TooManyRequests(_) => Code::ResourceExhausted,
             Self::UnknownNamespace(_) | Self::UnknownGrant(_) | Self::UnknownPin(_) => Code::NotFound,
             Self::NamespaceExists(_) | Self::AlreadyBootstrapped(_) => Code::AlreadyExists,
@@ -56,6 +57,7 @@ impl Kind {
             Self::WrongShard(_) => "wrong_shard",
             Self::TooFewNodes(_) => "too_few_nodes",
             Self::Forbidden(_) => "forbidden",
+            Self::NodeRefused(_) => "node_refused",
         }
     }
 
@@ -87,6 +89,12 @@ impl Kind {
             return None;
         }
         v1::Refusal::decode(status.details()).ok()?.kind
+    }
+
+    /// A node that cannot become, or be, what was asked.
+    #[must_use]
+    pub fn node_refused(reason: v1::node_refused::Reason, node: u64, why: impl fmt::Display) -> Self {
+        Self::NodeRefused(v1::NodeRefused { reason: reason.into(), node, why: why.to_string(), group: 0, lag: 0 })
     }
 
     /// A field that is not what it must be.
@@ -198,6 +206,7 @@ impl fmt::Display for Kind {
                     it.found
                 )
             }
+            Self::NodeRefused(it) => f.write_str(&it.why),
             Self::WrongShard(it) => {
                 write!(f, "the request is for shard {}, its key belongs to shard {}", it.found, it.expected)
             }

@@ -28,11 +28,14 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.Registry/Resign", &[DataNode]),
     ("/quarry.v1.Registry/CheckCopy", &[DataNode]),
     ("/quarry.v1.Admin/Bootstrap", &[Admin]),
-    // A meta node that makes the cluster looks whether the others are blank.
+    // A meta node that makes the cluster, or takes another in, looks whether that one is blank.
     ("/quarry.v1.Admin/Status", &[Admin, Meta]),
     ("/quarry.v1.Admin/StateHash", &[Admin]),
     ("/quarry.v1.Admin/TransferLeader", &[Admin]),
     ("/quarry.v1.Admin/ApplyRevocations", &[Admin]),
+    ("/quarry.v1.Admin/ChangeMembers", &[Admin]),
+    ("/quarry.v1.Admin/SetStanding", &[Admin]),
+    ("/quarry.v1.Admin/ForgetNode", &[Admin]),
     ("/quarry.v1.DataNode/Arm", &[Writer]),
     ("/quarry.v1.DataNode/Commit", &[Writer]),
     ("/quarry.v1.DataNode/Confirm", &[DataNode]),
