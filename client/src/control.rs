@@ -386,9 +386,17 @@ impl Control {
         }
     }
 
+    /// The next one of the meta nodes that the cluster was described with; after them, one that the cluster file names and they do not.
     fn any_meta(&self) -> String {
         let next = self.next_meta.fetch_add(1, Ordering::Relaxed);
-        self.cluster.metas[next % self.cluster.metas.len()].clone()
+        let view = self.view.read();
+        let configured = |turn: usize| self.cluster.metas[turn % self.cluster.metas.len()].clone();
+        let described = view.metas().len();
+        if described == 0 {
+            return configured(next);
+        }
+        let turn = next % (described + 1);
+        view.metas().nth(turn).map_or_else(|| configured(next / (described + 1)), str::to_owned)
     }
 
     fn channel(&self, address: &str, expect: Expect) -> Result<Channel, Fault> {

@@ -15,7 +15,7 @@ use quarry_wire::{
     region::RegionRecord,
     signed::{Signed, Statement},
 };
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Batches whose signature was checked that are remembered; beyond, all are forgotten and checked again when met.
 const BATCHES_MAX: usize = 16 << 10;
@@ -60,6 +60,10 @@ pub(crate) struct View {
     shards: u32,
     namespaces: BTreeMap<String, NamespaceInfo>,
     nodes: HashMap<NodeId, String>,
+    /// The meta nodes. One that is not named may be unknown to a node that is behind: they go only by being retired.
+    metas: BTreeMap<NodeId, String>,
+    /// Nodes whose numbers are used up.
+    retired: BTreeSet<NodeId>,
     /// Per region the record of its newest incarnation, highest epoch.
     records: HashMap<RegionId, Verified<RegionRecord>>,
     /// Signed batches as they travel, whose signature was found good under the present keyring.
@@ -74,6 +78,8 @@ impl View {
             shards: 0,
             namespaces: BTreeMap::new(),
             nodes: HashMap::new(),
+            metas: BTreeMap::new(),
+            retired: BTreeSet::new(),
             records: HashMap::new(),
             batches: HashSet::new(),
         }
@@ -102,6 +108,11 @@ impl View {
     /// Where a data node answers calls.
     pub(crate) fn node(&self, node: NodeId) -> Option<&str> {
         self.nodes.get(&node).map(String::as_str)
+    }
+
+    /// Where the meta nodes answer calls, as far as the cluster was described.
+    pub(crate) fn metas(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.metas.values().map(String::as_str)
     }
 
     /// How to read a region, if this is the life of it that we know.
@@ -156,11 +167,18 @@ impl View {
         if let Some(changes) = reply.changes {
             self.changed(changes);
         }
+        let present = reply.metas.into_iter().map(|meta| (NodeId(meta.node), meta.address));
+        self.metas.extend(present.filter(|(node, _)| !self.retired.contains(node)));
         Ok(())
     }
 
     /// Takes in what changed in the directory. What does not prove itself is left out, and whatever needs it will be refused.
     pub(crate) fn changed(&mut self, changes: v1::Changes) {
+        for node in changes.retired.iter().copied().map(NodeId) {
+            self.retired.insert(node);
+            self.metas.remove(&node);
+            self.nodes.remove(&node);
+        }
         let at = changes.at.map(FeedNumber::from);
         if let Some(at) = at {
             if at.0.generation < self.keyring.generation() {
@@ -194,7 +212,7 @@ impl View {
         }
         // Replies may overtake each other: an older one knows older addresses.
         if at >= self.seen {
-            for node in changes.data_nodes {
+            for node in changes.data_nodes.into_iter().filter(|it| !self.retired.contains(&NodeId(it.node))) {
                 self.nodes.insert(NodeId(node.node), node.address);
             }
             self.seen = at;
@@ -339,6 +357,27 @@ mod tests {
             v1::DescribeReply { cluster: CLUSTER.0.to_vec().into(), generation: 1, shards: 1, ..Default::default() };
         view.described(reply).unwrap();
         view
+    }
+
+    #[test]
+    fn a_meta_node_is_known_until_it_is_retired_whatever_nodes_that_are_behind_say() {
+        let mut view = view();
+        let meta = |node: u64| v1::MetaInfo { node, address: format!("h:{node}") };
+        let described = |metas: &[u64], retired: &[u64]| v1::DescribeReply {
+            cluster: CLUSTER.0.to_vec().into(),
+            generation: 1,
+            shards: 1,
+            metas: metas.iter().copied().map(meta).collect(),
+            changes: Some(v1::Changes { retired: retired.to_vec(), ..Default::default() }),
+            ..Default::default()
+        };
+        view.described(described(&[1, 2, 3], &[])).unwrap();
+        view.described(described(&[1, 2, 3, 4], &[])).unwrap();
+        view.described(described(&[1, 2, 3], &[])).unwrap();
+        assert_eq!(view.metas().collect::<Vec<_>>(), ["h:1", "h:2", "h:3", "h:4"]);
+        view.described(described(&[1, 3, 4], &[2])).unwrap();
+        view.described(described(&[1, 2, 3], &[])).unwrap();
+        assert_eq!(view.metas().collect::<Vec<_>>(), ["h:1", "h:3", "h:4"]);
     }
 
     #[test]

@@ -3,15 +3,39 @@
 use crate::{metas::with_timeout, node::Node};
 use quarry_proto::v1;
 use quarry_wire::ids::{FeedNumber, Generation, Incarnation, RegionId};
-use std::{sync::Arc, time::Duration};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, timeout_at},
+};
 use tonic::Status;
 
 /// Longest wait for a reply, if that is more than the time between heartbeats.
 const REPLY_MAX: Duration = Duration::from_secs(1);
 
+/// Sends heartbeats to every meta node that the cluster has, for ever.
+pub(crate) async fn beat_all(node: Arc<Node>) {
+    let mut watch = node.metas.watch();
+    let mut beating: BTreeMap<String, JoinSet<()>> = BTreeMap::new();
+    loop {
+        watch.mark_unchanged();
+        let listeners = node.metas.listeners();
+        beating.retain(|address, _| listeners.contains(address));
+        for address in listeners {
+            beating.entry(address.clone()).or_insert_with(|| {
+                let mut one = JoinSet::new();
+                one.spawn(beat(Arc::clone(&node), address));
+                one
+            });
+        }
+        if watch.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
 /// Sends heartbeats to the meta node at `address`, for ever.
-pub(crate) async fn beat(node: Arc<Node>, address: String) {
+async fn beat(node: Arc<Node>, address: String) {
     let mut ticks = interval(node.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut reached = true;
@@ -55,6 +79,7 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     let over: Vec<(RegionId, Incarnation)> =
         reply.void.into_iter().filter_map(|life| Some((life.region?.into(), life.incarnation?.into()))).collect();
     node.void_all(&over, feed);
+    node.metas.learn(&reply.metas, reply.changes.as_ref());
     if let Some(changes) = reply.changes {
         node.membership.apply(changes);
     }

@@ -12,8 +12,14 @@ use quarry_proto::{
 };
 use quarry_trust::{Expect, Trust};
 use quarry_wire::{ids::NodeId, limits::MESSAGE_BYTES_MAX};
-use std::{collections::BTreeMap, time::Duration};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout_at},
+};
 use tonic::{
     Request, Status,
     service::interceptor::InterceptedService,
@@ -71,10 +77,29 @@ impl Channels {
 
 /// The meta nodes.
 pub(crate) struct Metas {
-    addresses: Vec<String>,
+    /// Where it was told to look first.
+    configured: Vec<String>,
+    /// Those that the cluster has, as far as it was heard: nodes come, and go only by being retired.
+    present: watch::Sender<Present>,
     channels: Channels,
     /// Where each group's leader was last.
     leaders: Mutex<BTreeMap<u32, String>>,
+}
+
+/// The meta nodes of the cluster, and numbers that are used up.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Present {
+    addresses: BTreeMap<u64, String>,
+    retired: BTreeSet<u64>,
+}
+
+impl Present {
+    /// Takes in what one of them says. It may be behind, so nobody goes because it does not name them.
+    fn learn(&mut self, metas: &[v1::MetaInfo], retired: &[u64]) {
+        self.retired.extend(retired);
+        self.addresses.extend(metas.iter().map(|meta| (meta.node, meta.address.clone())));
+        self.addresses.retain(|node, _| !self.retired.contains(node));
+    }
 }
 
 /// How a call to a leader ended other than well.
@@ -90,11 +115,37 @@ pub(crate) enum LeaderCallError {
 
 impl Metas {
     pub(crate) fn new(addresses: Vec<String>, trust: Trust) -> Self {
-        Self { addresses, channels: Channels::new(trust), leaders: Mutex::default() }
+        let present = watch::Sender::default();
+        Self { configured: addresses, present, channels: Channels::new(trust), leaders: Mutex::default() }
     }
 
-    pub(crate) fn addresses(&self) -> &[String] {
-        &self.addresses
+    /// Where to ask: those that the cluster has, then those that it was configured with.
+    fn addresses(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.present.borrow().addresses.values().cloned().collect();
+        let others = self.configured.iter().filter(|address| !all.contains(address)).cloned();
+        all.extend(others.collect::<Vec<_>>());
+        all
+    }
+
+    /// Where to send heartbeats; as long as nobody has told, where it was configured to.
+    pub(crate) fn listeners(&self) -> BTreeSet<String> {
+        let present: BTreeSet<String> = self.present.borrow().addresses.values().cloned().collect();
+        if present.is_empty() { self.configured.iter().cloned().collect() } else { present }
+    }
+
+    /// Tells when [`Metas::listeners`] changes.
+    pub(crate) fn watch(&self) -> watch::Receiver<Present> {
+        self.present.subscribe()
+    }
+
+    /// Takes note of the meta nodes that the cluster has, and of nodes that are gone for good.
+    pub(crate) fn learn(&self, metas: &[v1::MetaInfo], changes: Option<&v1::Changes>) {
+        let retired = changes.map_or(&[][..], |changes| &changes.retired);
+        self.present.send_if_modified(|present| {
+            let before = present.clone();
+            present.learn(metas, retired);
+            *present != before
+        });
     }
 
     pub(crate) fn control(&self, address: &str) -> Result<ControlClient<Link>, Status> {
@@ -118,7 +169,7 @@ impl Metas {
     /// Everything the directory knows, from the first meta node that answers.
     pub(crate) async fn describe(&self, deadline: Instant) -> Result<v1::DescribeReply, Status> {
         let mut last = Status::unavailable("no meta node is known");
-        for address in &self.addresses {
+        for address in &self.addresses() {
             let attempt = async {
                 let request = with_timeout(v1::DescribeRequest { seen: None }, deadline);
                 Ok::<_, Status>(self.control(address)?.describe(request).await?.into_inner())
@@ -144,9 +195,10 @@ impl Metas {
         let mut pause = PAUSE_FIRST;
         while Instant::now() < deadline {
             let hinted = self.leaders.lock().get(&group).cloned();
+            let addresses = self.addresses();
             let address = hinted.clone().unwrap_or_else(|| {
                 next += 1;
-                self.addresses[(next - 1) % self.addresses.len()].clone()
+                addresses[(next - 1) % addresses.len()].clone()
             });
             let until = deadline.min(Instant::now() + ATTEMPT_MAX);
             let answer = timeout_at(until, call(address.clone(), until)).await;
@@ -177,7 +229,7 @@ impl Metas {
                 Some(refusal) => return Err(LeaderCallError::Refused(refusal)),
                 None => self.point(group, &address, None),
             }
-            if hinted.is_none() && next % self.addresses.len() == 0 {
+            if hinted.is_none() && next % addresses.len() == 0 {
                 wait = wait.max(pause);
             }
             if !wait.is_zero() {
@@ -210,4 +262,22 @@ pub(crate) fn with_timeout<T>(message: T, deadline: Instant) -> Request<T> {
 pub(crate) fn data_node(channels: &Channels, node: NodeId, address: &str) -> Result<DataNodeClient<Link>, Status> {
     let client = DataNodeClient::new(channels.to(address, Expect::data_node(node))?);
     Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_meta_node_that_is_not_named_stays_and_one_that_is_retired_goes_for_good() {
+        let meta = |node: u64| v1::MetaInfo { node, address: format!("h:{node}") };
+        let mut present = Present::default();
+        present.learn(&[meta(1), meta(2), meta(3)], &[]);
+        present.learn(&[meta(1), meta(4)], &[]);
+        assert_eq!(present.addresses.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
+        present.learn(&[], &[2]);
+        // One that is behind, or was removed itself, still names it.
+        present.learn(&[meta(1), meta(2), meta(3)], &[]);
+        assert_eq!(present.addresses.keys().copied().collect::<Vec<_>>(), [1, 3, 4]);
+    }
 }

@@ -169,6 +169,7 @@ impl Node {
             Ok(reply) => {
                 self.metas.heard(&reply.groups);
                 self.see_generation(Generation(reply.generation));
+                self.metas.learn(&reply.metas, reply.changes.as_ref());
                 if let Some(changes) = reply.changes {
                     self.membership.apply(changes);
                 }
@@ -256,9 +257,7 @@ impl DataNode {
         for seat in 0..node.regions.len() {
             tasks.spawn(stop.clone().run_until_cancelled_owned(regions::keep(Arc::clone(&node), seat)));
         }
-        for meta in node.metas.addresses() {
-            tasks.spawn(stop.clone().run_until_cancelled_owned(heartbeat::beat(Arc::clone(&node), meta.clone())));
-        }
+        tasks.spawn(stop.clone().run_until_cancelled_owned(heartbeat::beat_all(Arc::clone(&node))));
         tasks.spawn(stop.clone().run_until_cancelled_owned(expire(Arc::clone(&node))));
         let server = tokio::spawn(service::serve(Arc::clone(&node), listener, drain.clone()));
         tracing::info!(node = %node.id, %address, provider = %node.provider, "data node started");

@@ -446,6 +446,7 @@ impl World {
             namespaces,
             revocations,
             data_nodes: self.holders.iter().map(info).collect(),
+            retired: Vec::new(),
         }
     }
 

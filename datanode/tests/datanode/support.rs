@@ -220,6 +220,7 @@ impl DoubleState {
                     revoked: false,
                 })
                 .collect(),
+            retired: Vec::new(),
         }
     }
 
@@ -462,6 +463,7 @@ impl Registry for Serves {
             changes: Some(state.changes()),
             generation: state.generation,
             groups: Vec::new(),
+            metas: Vec::new(),
         }))
     }
 }
