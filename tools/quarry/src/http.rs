@@ -24,7 +24,7 @@ use quarry_datanode::DataProbe;
 use quarry_meta::MetaProbe;
 use quarry_trust::Trust;
 use serde_json::{Value, json};
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 use tokio::{
     net::TcpListener,
     task::JoinSet,
@@ -131,7 +131,7 @@ impl Shown {
         if let Stage::Running(probe) = &*self.stage.read() {
             probe.record_metrics();
         }
-        self.exporter.render()
+        self.exporter.render(self.ready().is_ok())
     }
     fn ready(&self) -> Result<(), String> {
         match &*self.stage.read() {
@@ -156,11 +156,16 @@ pub(crate) struct AdminPort {
 
 impl AdminPort {
     /// Opens the port; installs the recorder of this process.
-    pub(crate) async fn open(role: &'static str, node: NodeId, listen: SocketAddr) -> Result<Self, Failure> {
+    pub(crate) async fn open(
+        role: &'static str,
+        node: NodeId,
+        listen: SocketAddr,
+        data_dir: &Path,
+    ) -> Result<Self, Failure> {
         let failed = |wrong: &dyn ToString| Failure::error(format!("admin.listen {listen}: {}", wrong.to_string()));
         let listener = TcpListener::bind(listen).await.map_err(|wrong| failed(&wrong))?;
         let address = listener.local_addr().map_err(|wrong| failed(&wrong))?;
-        let exporter = Exporter::install(role, node).map_err(Failure::error)?;
+        let exporter = Exporter::install(role, node, data_dir.to_owned()).map_err(Failure::error)?;
         let shown = Shown {
             role,
             node,

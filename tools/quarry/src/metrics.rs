@@ -11,12 +11,21 @@ use metrics::{
 };
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use quarry_client::{Clock as _, NodeId, SystemClock};
-use std::{collections::BTreeMap, fs, sync::Mutex, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
+};
 
 const BUILD_INFO: &str = "quarry_build_info";
 const START_TIME: &str = "quarry_process_start_time_seconds";
 const OPEN_FDS: &str = "quarry_process_open_fds";
 const RESIDENT: &str = "quarry_process_resident_bytes";
+const READY: &str = "quarry_process_ready";
+const DISK: &str = "quarry_process_disk_bytes";
+const DISK_AVAILABLE: &str = "quarry_process_disk_available_bytes";
 
 /// Samples of histograms are put into their buckets at least this often.
 pub const UPKEEP: Duration = Duration::from_secs(5);
@@ -82,12 +91,16 @@ fn describe_all() {
     describe_gauge!(START_TIME, Unit::Seconds, "When this process started, in seconds since 1970.");
     describe_gauge!(OPEN_FDS, Unit::Count, "Files and sockets that this process has open.");
     describe_gauge!(RESIDENT, Unit::Bytes, "Memory of this process that is in RAM, registered regions included.");
+    describe_gauge!(READY, Unit::Count, "1 while this process serves, as /readyz tells it, else 0.");
+    describe_gauge!(DISK, Unit::Bytes, "Size of the file system that this process keeps its folder on.");
+    describe_gauge!(DISK_AVAILABLE, Unit::Bytes, "What of it is left for this process.");
 }
 
 /// The recorder of this process.
 #[derive(Clone)]
 pub struct Exporter {
     handle: PrometheusHandle,
+    data_dir: PathBuf,
 }
 
 impl std::fmt::Debug for Exporter {
@@ -97,21 +110,22 @@ impl std::fmt::Debug for Exporter {
 }
 
 impl Exporter {
-    /// Installs the recorder: once per process, before anything is counted.
+    /// Installs the recorder: once per process, before anything is counted. `data_dir` is the folder whose disk is told of.
     ///
     /// # Errors
     /// If this process has one already.
-    pub fn install(role: &'static str, node: NodeId) -> Result<Self, BuildError> {
+    pub fn install(role: &'static str, node: NodeId, data_dir: PathBuf) -> Result<Self, BuildError> {
         let handle = builder()?.install_recorder()?;
         describe_all();
         tell_identity(role, node);
-        Ok(Self { handle })
+        Ok(Self { handle, data_dir })
     }
 
-    /// All metrics, as Prometheus reads them.
+    /// All metrics, as Prometheus reads them, of a process that serves or does not.
     #[must_use]
-    pub fn render(&self) -> String {
-        tell_use();
+    pub fn render(&self, ready: bool) -> String {
+        gauge!(READY).set(if ready { 1.0 } else { 0.0 });
+        tell_use(&self.data_dir);
         self.handle.render()
     }
 
@@ -141,13 +155,18 @@ fn tell_identity(role: &'static str, node: NodeId) {
 
 /// What the process uses now. What the system does not tell is left as it was.
 #[expect(clippy::cast_precision_loss, reason = "gauges are floating point; bytes and counts stay far below 2^53")]
-fn tell_use() {
+fn tell_use(data_dir: &Path) {
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         // One of them is the folder that is being read.
         gauge!(OPEN_FDS).set(open.count().saturating_sub(1) as f64);
     }
     if let Some(bytes) = fs::read_to_string("/proc/self/status").ok().and_then(|text| resident(&text)) {
         gauge!(RESIDENT).set(bytes as f64);
+    }
+    // Not there before the node has made it.
+    if let Ok(disk) = rustix::fs::statvfs(data_dir) {
+        gauge!(DISK).set(disk.f_blocks.saturating_mul(disk.f_frsize) as f64);
+        gauge!(DISK_AVAILABLE).set(disk.f_bavail.saturating_mul(disk.f_frsize) as f64);
     }
 }
 
@@ -215,7 +234,7 @@ mod tests {
                 }
             }
             tell_identity("meta", NodeId(7));
-            tell_use();
+            tell_use(Path::new("/"));
         });
         handle.render()
     }
@@ -256,6 +275,9 @@ mod tests {
         assert_eq!(scrape.sum("quarry_build_info", &[("role", "meta"), ("node", "7"), ("build", BUILD_ID)]), 1.0);
         assert!(scrape.sum("quarry_process_resident_bytes", &[]) > 1e6, "{text}");
         assert!(scrape.sum("quarry_process_open_fds", &[]) >= 3.0);
+        let disk = |name| scrape.sum(name, &[]);
+        let (all, left) = (disk("quarry_process_disk_bytes"), disk("quarry_process_disk_available_bytes"));
+        assert!(all > 1e6 && left <= all, "{left} of {all}");
     }
 
     #[test]

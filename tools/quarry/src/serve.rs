@@ -67,7 +67,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     descriptors::fit(&mut config.limits);
     let mut end = End::new()?;
     let mut supervised = Supervised::starting();
-    let admin = AdminPort::open(META, node, file.admin.listen).await?;
+    let admin = AdminPort::open(META, node, file.admin.listen, &config.data_dir).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
     let meta = MetaNode::start(config).await.map_err(Failure::error)?;
     admin.running(Probe::Meta(meta.probe(), trust));
@@ -128,7 +128,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
     descriptors::fit(&mut config.limits);
     let mut end = End::new()?;
     let mut supervised = Supervised::starting();
-    let admin = AdminPort::open("datanode", node, file.admin.listen).await?;
+    let admin = AdminPort::open("datanode", node, file.admin.listen, &config.data_dir).await?;
     config.admin_address = Some(admin.advertised(config.advertise.as_deref()));
     let data_node = DataNode::start(config).await.map_err(Failure::error)?;
     admin.running(Probe::Data(data_node.probe()));
