@@ -46,6 +46,8 @@ pub struct MetaConfig {
     pub snapshot_after_entries: u64,
     /// Entries kept in the log behind a snapshot, for followers that are a little late.
     pub entries_kept: u64,
+    /// Between two leaderships that this node gives away because it leads more than others; none: they stay where elections leave them.
+    pub balance_every: Option<Duration>,
     /// A data node that is silent for longer is declared dead.
     pub node_silence: Duration,
     /// When cache slabs are evicted: in thousandths of what a data node lends to a shard; `low: 0` turns eviction off.
@@ -89,6 +91,7 @@ impl MetaConfig {
             timing: Timing::default(),
             snapshot_after_entries: 50_000,
             entries_kept: 1_000,
+            balance_every: Some(Duration::from_secs(1)),
             node_silence: Duration::from_secs(10),
             eviction: Marks::default(),
             compact_every: Duration::from_secs(1),

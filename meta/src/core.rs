@@ -2,7 +2,7 @@
 
 use crate::{
     config::MetaConfig, door, eviction::Eviction, hosted::Hosted, leases::Horizon, membership::Membership,
-    moves::Moving, tree::Trees,
+    moves::Moving, offices::Office, tree::Trees,
 };
 use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{Directory, Shard, directory};
@@ -45,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) membership: Arc<Membership>,
     pub(crate) counters: Counters,
     pub(crate) gate: Gate,
+    /// Held while leaderships of this node are handed over: two heirs at once would only stand against each other.
+    pub(crate) handing_over: tokio::sync::Mutex<()>,
     /// Whether every group was served when that was last looked at; if not, why.
     pub(crate) served: Mutex<Result<(), String>>,
     /// Whether others say that this node was removed.
@@ -63,7 +65,14 @@ impl Core {
         let (counters, gate, keyring) = (Counters::default(), Gate::default(), RwLock::new(None));
         let served = Mutex::new(Err("the groups were not looked at yet".to_owned()));
         let removed = AtomicBool::new(false);
-        Self { config, host, directory, shards, membership, counters, gate, served, removed, keyring }
+        let handing_over = tokio::sync::Mutex::new(());
+        Self { config, host, directory, shards, membership, counters, gate, handing_over, served, removed, keyring }
+    }
+
+    /// The leaderships of all groups, the directory's first.
+    pub(crate) fn offices(&self) -> impl Iterator<Item = &dyn Office> + Send {
+        let shards = self.shards.iter().map(|shard| &*shard.hosted as &dyn Office);
+        std::iter::once(&*self.directory as &dyn Office).chain(shards)
     }
 
     /// The shard with this number.

@@ -8,6 +8,8 @@
 //! | `timekeeper` | the next stamp, and when one is due | *Log time only creeps* |
 //! | `proposer` | what stands in which entry | *Linearizable* (which errors are definite) |
 //! | `grants` | plans of grants | – (apply validates) |
+//! | `leaders` | which leadership moves to even out | – |
+//! | `offices` | who takes over from a node that leads too much, drains or stops | *Log time only creeps* (the last stamp goes first) |
 //! | `leases` | when the horizon is raised; how long a lease is | *Leases hold* |
 //! | `feed` | when shards are told, when extents are lent | *Nothing leaks* |
 //! | `members` | the next step of a change of the meta nodes | *Epochs only grow* |
@@ -28,6 +30,7 @@ mod feed;
 mod grants;
 mod health;
 mod hosted;
+mod leaders;
 mod leases;
 mod machine;
 mod members;
@@ -35,6 +38,7 @@ mod membership;
 mod metrics;
 mod moves;
 mod node;
+mod offices;
 mod probe;
 mod proposer;
 mod recent;

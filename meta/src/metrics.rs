@@ -2,7 +2,7 @@
 //!
 //! Space is told by the shard's leader alone, so that sums over all nodes are right; a node that leads no more tells zeros.
 
-use crate::{core::HostedShard, moves::Moved};
+use crate::{core::HostedShard, moves::Moved, offices::Reason};
 use ::metrics::{Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use quarry_meta_state::{
     Shard,
@@ -22,6 +22,8 @@ const EVICTED_BYTES: &str = "quarry_meta_evicted_bytes_total";
 const DAMAGED: &str = "quarry_meta_damaged_copies_total";
 const MOVED_VALUES: &str = "quarry_meta_moved_values_total";
 const MOVED_BYTES: &str = "quarry_meta_moved_bytes_total";
+const GROUPS_LED: &str = "quarry_raft_groups_led";
+const LEADER_MOVES: &str = "quarry_meta_leader_moves_total";
 const SPACE_BYTES: &str = "quarry_meta_space_bytes";
 const SLOTS: &str = "quarry_meta_slots";
 const GRANTS_LIVE: &str = "quarry_meta_grants_live";
@@ -57,6 +59,12 @@ pub fn describe_metrics() {
         "Values that this node, as the shard's leader, had moved to another slab at the same data nodes."
     );
     describe_counter!(MOVED_BYTES, Unit::Bytes, "Bytes of the slots that they left, all copies counted.");
+    describe_gauge!(GROUPS_LED, Unit::Count, "Raft groups that this node leads.");
+    describe_counter!(
+        LEADER_MOVES,
+        Unit::Count,
+        "Leaderships that this node handed to another, by reason: balance (it led more than its share), drain, operator."
+    );
     describe_gauge!(
         SPACE_BYTES,
         Unit::Bytes,
@@ -120,6 +128,21 @@ pub(crate) fn committed(shard: ShardId, outcomes: &[v1::CommitOutcome]) {
 pub(crate) fn moved(shard: ShardId, moved: Moved) {
     counter!(MOVED_VALUES, "shard" => shard.0.to_string()).increment(moved.values as u64);
     counter!(MOVED_BYTES, "shard" => shard.0.to_string()).increment(moved.bytes);
+}
+
+/// A leadership was handed over.
+pub(crate) fn leader_moved(reason: Reason) {
+    counter!(LEADER_MOVES, "reason" => reason.name()).increment(1);
+}
+
+/// Sets the number of groups that this node leads.
+#[expect(clippy::cast_precision_loss, reason = "gauges are floating point; a cluster has few groups")]
+pub(crate) fn groups_led(count: usize) {
+    gauge!(GROUPS_LED).set(count as f64);
+    for reason in Reason::ALL {
+        // Shown before the first one.
+        counter!(LEADER_MOVES, "reason" => reason.name()).increment(0);
+    }
 }
 
 /// Where a shard stands, as its leader sees it.

@@ -13,25 +13,26 @@ use crate::{
     members,
     membership::Membership,
     moves::{self, Moving},
+    offices,
     probe::MetaProbe,
     service::Service,
     tree::Trees,
 };
-use futures::future::{join_all, select_all};
+use futures::future::select_all;
 use quarry_meta_state::{Directory, Shard, shard::Settings};
 use quarry_proto::{
     protocol::Check,
     telemetry::Telemetry,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
-use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId, Role, Timing};
+use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId};
 use quarry_trust::{Caller, Expect};
 use quarry_wire::{
     certificate,
     ids::{Generation, NodeId, ShardId},
     limits::MESSAGE_BYTES_MAX,
 };
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
@@ -118,6 +119,7 @@ impl MetaNode {
         work.spawn(members::run(Arc::clone(&core)));
         work.spawn(members::ask_whether_removed(Arc::clone(&core)));
         let mut looking = JoinSet::new();
+        work.spawn(offices::keep(Arc::clone(&core)));
         looking.spawn(health::report(Arc::clone(&core), health.clone()));
         let stop = CancellationToken::new();
         let service = Service::new(Arc::clone(&core));
@@ -194,9 +196,9 @@ impl MetaNode {
         let deadline = Instant::now() + self.core.config.drain;
         self.looking.shutdown().await;
         health::close(&self.core, &self.health).await;
-        let timing = self.core.config.timing;
-        let shards = join_all(self.core.shards.iter().map(|shard| leave_office(&shard.hosted, timing, deadline)));
-        tokio::join!(leave_office(&self.core.directory, timing, deadline), shards);
+        for kept in offices::drain(&self.core, deadline).await {
+            tracing::info!(group = %kept.group, why = kept.why, "the leadership is not handed over");
+        }
         self.stop.cancel();
         if !self.core.gate.close(deadline).await {
             tracing::warn!("some calls had not ended by the end of the drain");
@@ -238,35 +240,4 @@ async fn start_group<S: Replicated>(
     work.spawn(proposing);
     work.spawn(Arc::clone(&hosted).keep_time());
     Ok(hosted)
-}
-
-/// Hands leadership to the voter that holds most of the log, if this node leads. Only those that answered lately are tried, each for no longer
-/// than an election takes: when the others leave at the same time, nobody is left to lead, and nothing is gained by waiting.
-async fn leave_office<S: Replicated>(hosted: &Hosted<S>, timing: Timing, deadline: Instant) {
-    let patience = || deadline.min(Instant::now() + timing.election_max);
-    let mut tried = BTreeSet::new();
-    loop {
-        let status = hosted.group.status();
-        if status.role != Role::Leader || Instant::now() >= deadline {
-            return;
-        }
-        let answering = hosted.group.answering(timing.election_min);
-        let fit = |node: &RaftNodeId| {
-            status.members.get(node).is_some_and(|it| it.voter) && answering.contains(node) && !tried.contains(node)
-        };
-        let heirs = status.matched.iter().filter(|(node, _)| fit(node));
-        let Some((to, _)) = heirs.max_by_key(|(node, matched)| (**matched, **node)) else {
-            if status.members.len() > 1 {
-                tracing::warn!(group = %hosted.id(), "no other voter answers: the leadership is not handed over");
-            }
-            return;
-        };
-        if tried.is_empty() {
-            hosted.stamp_before_leaving(patience()).await;
-        }
-        if let Err(error) = hosted.group.transfer_leader(*to, patience()).await {
-            tracing::warn!(group = %hosted.id(), %to, %error, "the leadership was not handed over");
-        }
-        tried.insert(*to);
-    }
 }

@@ -3,6 +3,7 @@
 use crate::{core::Core, metrics, service::status};
 use parking_lot::Mutex;
 use quarry_proto::v1;
+use quarry_raft::Role;
 use quarry_wire::ids::{NodeId, RegionId};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
@@ -81,6 +82,7 @@ impl MetaProbe {
         for shard in &self.core.shards {
             shard.hosted.group.record_metrics();
         }
+        metrics::groups_led(self.core.offices().filter(|office| office.status().role == Role::Leader).count());
         let mut counted = self.counted.lock();
         if counted.is_some_and(|at| at.elapsed() < SPACE_EVERY) {
             return;

@@ -14,6 +14,7 @@ use openraft::errors::{
 use openraft::impls::ProgressResponder;
 use openraft::raft::{AppendEntriesRequest, ReadPolicy, TransferLeaderRequest, VoteRequest};
 use openraft::{BasicNode, Raft};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -113,6 +114,17 @@ struct Inner<M: Machine> {
     changes: tokio::sync::Mutex<()>,
     propose_deadline: Duration,
     meters: Arc<GroupMeters>,
+    heard: Heard,
+}
+
+/// When a leader was last heard here.
+#[derive(Clone)]
+pub(crate) struct Heard(Arc<Mutex<Instant>>);
+
+impl Heard {
+    pub(crate) fn now() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
 }
 
 impl<M: Machine> Group<M> {
@@ -123,6 +135,7 @@ impl<M: Machine> Group<M> {
         cell: Arc<Cell<M>>,
         store: Arc<Store>,
         propose_deadline: Duration,
+        heard: Heard,
     ) -> Self {
         let mut metrics = raft.metrics();
         let fault = store.committer().watch_failed();
@@ -152,7 +165,19 @@ impl<M: Machine> Group<M> {
         });
         let (rounds, changes) = (Rounds::default(), tokio::sync::Mutex::new(()));
         Self {
-            inner: Arc::new(Inner { id, node, raft, cell, store, status, rounds, changes, propose_deadline, meters }),
+            inner: Arc::new(Inner {
+                id,
+                node,
+                raft,
+                cell,
+                store,
+                status,
+                rounds,
+                changes,
+                propose_deadline,
+                meters,
+                heard,
+            }),
         }
     }
 
@@ -489,6 +514,18 @@ impl<M: Machine> Group<M> {
         self.answered(self.inner.raft.trigger().snapshot(), "snapshot").await?.map_err(|fatal| self.fatal(&fatal))
     }
 
+    /// For how long no leader has spoken to this node, counted from the start of the group. Of no meaning while it leads itself. (A status
+    /// goes on naming a leader that is gone until there is another.)
+    pub fn silence(&self) -> Duration {
+        self.inner.heard.0.lock().elapsed()
+    }
+
+    /// Whether this node stands for election when it hears of no leader for long enough; it does from the start. It votes in any case,
+    /// and takes a leadership that is handed to it.
+    pub fn stand_for_election(&self, stand: bool) {
+        self.inner.raft.runtime_config().elect(stand);
+    }
+
     /// Stands for election now, if a majority would grant it.
     ///
     /// # Errors
@@ -544,6 +581,7 @@ fn hint(forward: ForwardToLeader<Types>) -> LeaderHint {
 pub(crate) struct GroupPort<M: Machine> {
     pub(crate) raft: Node<M>,
     pub(crate) snapshots: Arc<Snapshots>,
+    pub(crate) heard: Heard,
 }
 
 impl<M: Machine> Port for GroupPort<M> {
@@ -552,6 +590,9 @@ impl<M: Machine> Port for GroupPort<M> {
             encode(&answer.map_err(|_| pb::Reason::Stopped)?).map_err(|_| pb::Reason::Malformed)
         }
         let raft = self.raft.clone();
+        if kind == pb::Kind::Append {
+            *self.heard.0.lock() = Instant::now();
+        }
         Box::pin(async move {
             let malformed = |_| pb::Reason::Malformed;
             match kind {

@@ -1,5 +1,6 @@
 //! All groups of one node: one log, one committer thread, one way to each peer.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::HostConfig;
 use crate::error::{Doing, RaftError};
-use crate::group::{Group, GroupPort};
+use crate::group::{Group, GroupPort, Heard};
 use crate::ids::{GroupId, RaftNodeId};
 use crate::machine::{MAX_COMMAND_BYTES, Machine};
 use crate::replica::{Cell, Replica, blocking};
@@ -149,7 +150,8 @@ impl Host {
             .map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
         // The core answers once it has taken in what was recovered and has published its first status.
         raft.is_initialized().await.map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
-        let port = GroupPort { raft: raft.clone(), snapshots };
+        let heard = Heard::now();
+        let port = GroupPort { raft: raft.clone(), snapshots, heard: heard.clone() };
         let added = inner.ports.add(id, Arc::new(port));
         assert!(added, "groups are started one after the other");
         if let Err(fault) = self.well() {
@@ -157,7 +159,8 @@ impl Host {
             stop(inner.ports.close()).await;
             return Err(fault);
         }
-        Ok(Group::new(id, inner.config.node, raft, cell, Arc::clone(&inner.store), inner.config.propose_deadline))
+        let store = Arc::clone(&inner.store);
+        Ok(Group::new(id, inner.config.node, raft, cell, store, inner.config.propose_deadline, heard))
     }
 
     fn well(&self) -> Result<(), RaftError> {
@@ -190,6 +193,22 @@ impl Host {
     /// `TcpIncoming::with_nodelay`), or every answer waits 40 ms for a delayed acknowledgement.
     pub fn service(&self) -> RaftService {
         RaftService::new(self.inner.service.clone())
+    }
+
+    /// Says to the other nodes, with every answer, whether this node wants no leadership. They and this node act upon it as the
+    /// application decides: see [`Host::draining_peers`] and [`Group::stand_for_election`].
+    pub fn set_draining(&self, draining: bool) {
+        self.inner.ports.set_draining(draining);
+    }
+
+    /// What was last said of this node.
+    pub fn is_draining(&self) -> bool {
+        self.inner.ports.is_draining()
+    }
+
+    /// The nodes that want no leadership, by their last answers to this one.
+    pub fn draining_peers(&self) -> BTreeSet<RaftNodeId> {
+        self.inner.links.draining()
     }
 
     /// Why nothing can be made durable any more, if the disk has failed. All groups of this host are stopped then: a

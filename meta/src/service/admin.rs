@@ -5,8 +5,10 @@ use crate::{
     core::{Core, data_node},
     door,
     hosted::Hosted,
+    leaders::Move,
     machine::Replicated,
     members::{message, steps},
+    offices,
 };
 use futures::future::{join_all, try_join_all};
 use quarry_meta_state::{
@@ -29,7 +31,7 @@ use quarry_wire::{
     signed::{PublicKey, Signed},
     units::millis,
 };
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Response, Status, transport::Endpoint};
 
@@ -96,6 +98,19 @@ impl Admin for Service {
     ) -> Result<Response<v1::TransferLeaderReply>, Status> {
         let deadline = door::deadline(&request, self.core().config.call_deadline);
         self.call(transfer(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn balance_leaders(
+        &self,
+        request: Request<v1::BalanceLeadersRequest>,
+    ) -> Result<Response<v1::BalanceLeadersReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(async { Ok(balance(self.core(), deadline).await) }).await
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(async { Ok(drain(self.core(), request.into_inner(), deadline).await) }).await
     }
 }
 
@@ -193,6 +208,7 @@ async fn bootstrap(core: &Core, asked: v1::BootstrapRequest, deadline: Instant) 
     for shard in &core.shards {
         wait_for_leader(&shard.hosted, deadline).await?;
     }
+    offices::spread_anew(core, deadline.min(Instant::now() + 2 * core.config.timing.election_max)).await;
     Ok(v1::BootstrapReply {})
 }
 
@@ -333,6 +349,7 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         change_under_way: under_way.map(|held| message(&held, &steps(core, &held.change))),
         change_done: done.map(|held| message(&held, &[])),
         retired,
+        draining: core.host.is_draining(),
     }
 }
 
@@ -425,19 +442,27 @@ async fn transfer(
 ) -> Result<v1::TransferLeaderReply, Refusal> {
     let to = RaftNodeId(required("to", (asked.to != 0).then_some(asked.to))?);
     if asked.group == 0 {
-        hand_over(&core.directory, to, deadline).await?;
+        offices::transfer(core, &core.directory, to, deadline).await?;
     } else {
-        hand_over(&core.shard(quarry_wire::ids::ShardId(asked.group))?.hosted, to, deadline).await?;
+        offices::transfer(core, &core.shard(quarry_wire::ids::ShardId(asked.group))?.hosted, to, deadline).await?;
     }
     Ok(v1::TransferLeaderReply {})
 }
 
-async fn hand_over<S: Replicated>(hosted: &Hosted<S>, to: RaftNodeId, deadline: Instant) -> Result<(), Refusal> {
-    hosted.stamp_before_leaving(deadline).await;
-    hosted.group.transfer_leader(to, deadline).await.map_err(|error| match error {
-        RaftError::NotLeader { leader } => door::not_leader(hosted.id(), leader),
-        RaftError::Membership { why } => Refusal::malformed("to", "a voter of the group", why),
-        RaftError::ShuttingDown => door::not_ready("this node is shutting down", Duration::from_secs(1)),
-        error => door::indeterminate(error.to_string()),
-    })
+async fn balance(core: &Core, deadline: Instant) -> v1::BalanceLeadersReply {
+    let told = |(it, result): (Move, Result<(), String>)| v1::LeaderMove {
+        group: it.group.0,
+        to: it.to.0,
+        failed: result.err().unwrap_or_default(),
+    };
+    v1::BalanceLeadersReply { moves: offices::spread(core, deadline).await.into_iter().map(told).collect() }
+}
+
+async fn drain(core: &Core, asked: v1::DrainRequest, deadline: Instant) -> v1::DrainReply {
+    if asked.undo {
+        offices::undo_drain(core);
+        return v1::DrainReply { led: Vec::new() };
+    }
+    let led = offices::drain(core, deadline).await;
+    v1::DrainReply { led: led.into_iter().map(|it| v1::LedGroup { group: it.group.0, why: it.why }).collect() }
 }

@@ -7,6 +7,7 @@ mod leaders;
 mod members;
 mod moves;
 mod nodes;
+mod offices;
 mod pins;
 mod player;
 mod values;

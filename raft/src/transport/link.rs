@@ -1,7 +1,7 @@
 //! The calling side of links: one task per peer, which dials, says hello, and multiplexes the calls of all groups.
 //! Keeps *Every call ends*: with an answer, its deadline, or the end of the link, whichever comes first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,6 +98,8 @@ pub(crate) struct Links {
     connect: Connect,
     links: Mutex<HashMap<RaftNodeId, Link>>,
     closed: watch::Sender<bool>,
+    /// Peers that said in their last message that they want no leadership.
+    draining: Arc<Mutex<BTreeSet<RaftNodeId>>>,
     /// In a simulated world: the wire, and the side of this node that others reach.
     #[cfg(feature = "sim")]
     simulated: Option<(crate::sim::Net, Arc<super::service::Ports>)>,
@@ -111,6 +113,7 @@ impl Links {
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
+            draining: Arc::default(),
             #[cfg(feature = "sim")]
             simulated: None,
         })
@@ -124,6 +127,7 @@ impl Links {
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
+            draining: Arc::default(),
             simulated: Some((net, own)),
         })
     }
@@ -140,6 +144,11 @@ impl Links {
     /// The generation that this node's groups are in.
     pub(crate) fn generation(&self) -> u32 {
         self.generation.get()
+    }
+
+    /// Peers that said lately that they want no leadership.
+    pub(crate) fn draining(&self) -> BTreeSet<RaftNodeId> {
+        self.draining.lock().clone()
     }
 
     /// The link to a peer; a new one when its address has changed.
@@ -167,6 +176,7 @@ impl Links {
             connect: Arc::clone(&self.connect),
             calls,
             next_id: 1,
+            draining: Arc::clone(&self.draining),
         };
         let mut closed = self.closed.subscribe();
         tokio::spawn(async move {
@@ -220,6 +230,8 @@ struct Driver {
     connect: Connect,
     calls: mpsc::Receiver<Outgoing>,
     next_id: u64,
+    /// All peers that drain; this link moves its own in and out.
+    draining: Arc<Mutex<BTreeSet<RaftNodeId>>>,
 }
 
 impl Driver {
@@ -231,6 +243,7 @@ impl Driver {
                 Ok((out, answers)) => {
                     backoff = BACKOFF_MIN;
                     let error = self.serve(first, out, answers).await;
+                    self.hear(false);
                     tracing::debug!(peer = %self.peer, addr = %self.addr, %error, "link ended");
                 }
                 Err(error) => {
@@ -239,6 +252,16 @@ impl Driver {
                     backoff = (backoff * 2).min(BACKOFF_MAX);
                 }
             }
+        }
+    }
+
+    /// Keeps what the peer says of itself.
+    fn hear(&self, drains: bool) {
+        let mut draining = self.draining.lock();
+        if drains {
+            draining.insert(self.peer);
+        } else {
+            draining.remove(&self.peer);
         }
     }
 
@@ -265,9 +288,10 @@ impl Driver {
             let mut answers = answers.into_inner();
             let first = answers.message().await.map_err(|status| unreachable(&status))?;
             match first {
-                Some(pb::FromPeer { welcome: Some(welcome), .. })
+                Some(pb::FromPeer { welcome: Some(welcome), draining, .. })
                     if welcome.protocol == PROTOCOL && welcome.node == self.peer.0 =>
                 {
+                    self.hear(draining);
                     Ok(answers)
                 }
                 Some(pb::FromPeer { refusal: Some(refusal), .. }) => {
@@ -301,7 +325,10 @@ impl Driver {
                         }
                     }
                     answer = answers.message() => match answer {
-                        Ok(Some(message)) => settle(&mut waiting, message),
+                        Ok(Some(message)) => {
+                            self.hear(message.draining);
+                            settle(&mut waiting, message);
+                        }
                         Ok(None) => break LinkError::Broken("closed by the peer".to_owned()),
                         Err(status) => break LinkError::Broken(status.to_string()),
                     },

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,11 +31,22 @@ pub(crate) struct Ports {
     generation: Arc<Generation>,
     groups: RwLock<BTreeMap<GroupId, Arc<dyn Port>>>,
     closed: watch::Sender<bool>,
+    /// Whether this node wants no leadership: every message to a peer says so.
+    draining: AtomicBool,
 }
 
 impl Ports {
     pub(crate) fn new(node: RaftNodeId, generation: Arc<Generation>) -> Arc<Self> {
-        Arc::new(Self { node, generation, groups: RwLock::new(BTreeMap::new()), closed: watch::Sender::new(false) })
+        let (groups, closed) = (RwLock::new(BTreeMap::new()), watch::Sender::new(false));
+        Arc::new(Self { node, generation, groups, closed, draining: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
     }
 
     /// Adds a group; `false` when there is one of this name.
@@ -210,7 +222,7 @@ async fn serve(
     let greeting = match ports.check(hello.protocol, hello.from, proved, hello.to, hello.generation) {
         Ok(()) => {
             let welcome = pb::Welcome { protocol: PROTOCOL, node: ports.node.0 };
-            pb::FromPeer { welcome: Some(welcome), ..Default::default() }
+            pb::FromPeer { welcome: Some(welcome), draining: ports.is_draining(), ..Default::default() }
         }
         Err(refusal) => pb::FromPeer { refusal: Some(refusal), ..Default::default() },
     };
@@ -220,7 +232,7 @@ async fn serve(
     }
     // Bounded by what the peer's groups keep on their way at once.
     let (answers, waiting) = mpsc::unbounded_channel();
-    let writing = tokio::spawn(write(waiting, out));
+    let writing = tokio::spawn(write(Arc::clone(&ports), waiting, out));
     while let Ok(Some(message)) = inbound.message().await {
         for call in message.calls {
             dispatch(&ports, call, &answers);
@@ -230,13 +242,17 @@ async fn serve(
 }
 
 /// Answers go out together when several are ready.
-async fn write(mut answers: mpsc::UnboundedReceiver<pb::Answer>, out: mpsc::Sender<Result<pb::FromPeer, Status>>) {
+async fn write(
+    ports: Arc<Ports>,
+    mut answers: mpsc::UnboundedReceiver<pb::Answer>,
+    out: mpsc::Sender<Result<pb::FromPeer, Status>>,
+) {
     let mut batch = Vec::new();
     while answers.recv_many(&mut batch, 256).await > 0 {
         let mut rest = batch.drain(..).peekable();
         while rest.peek().is_some() {
             let mut bytes = 0;
-            let mut message = pb::FromPeer::default();
+            let mut message = pb::FromPeer { draining: ports.is_draining(), ..Default::default() };
             while bytes < MESSAGE_BYTES_AIM
                 && let Some(answer) = rest.next()
             {

@@ -176,6 +176,60 @@ pub async fn state_hash(trust: &Trust, address: &str, deadline: Duration) -> Res
     .await
 }
 
+/// Has the meta node at `address`, the leader of `group`, hand it to the meta node `to`; done when that one leads.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn transfer_leader(
+    trust: &Trust,
+    address: &str,
+    group: u32,
+    to: u64,
+    deadline: Duration,
+) -> Result<v1::TransferLeaderReply, CallError> {
+    call(trust, Expect::META, address, deadline, |calls| async move {
+        v1::admin_client::AdminClient::new(calls)
+            .transfer_leader(asked_within(v1::TransferLeaderRequest { group, to }, deadline))
+            .await
+    })
+    .await
+}
+
+/// Has the meta node at `address` give away what it leads more than others; what it tried.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn balance_leaders(
+    trust: &Trust,
+    address: &str,
+    deadline: Duration,
+) -> Result<v1::BalanceLeadersReply, CallError> {
+    call(trust, Expect::META, address, deadline, |calls| async move {
+        v1::admin_client::AdminClient::new(calls)
+            .balance_leaders(asked_within(v1::BalanceLeadersRequest {}, deadline))
+            .await
+    })
+    .await
+}
+
+/// Has the meta node at `address` give all its leaderships away and take none, or take part again; what it still leads.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn drain(trust: &Trust, address: &str, undo: bool, deadline: Duration) -> Result<v1::DrainReply, CallError> {
+    call(trust, Expect::META, address, deadline, |calls| async move {
+        v1::admin_client::AdminClient::new(calls).drain(asked_within(v1::DrainRequest { undo }, deadline)).await
+    })
+    .await
+}
+
+/// A request whose server knows when it must have answered.
+fn asked_within<T>(request: T, deadline: Duration) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(request);
+    request.set_timeout(deadline);
+    request
+}
+
 /// Asks all at once; one answer or error each, in order.
 pub async fn status_all(
     trust: &Trust,
@@ -483,6 +537,10 @@ impl Health {
                 Err(wrong) => health.add(State::Degraded, format!("meta node {wrong}")),
                 Ok(reply) if reply.cluster.is_empty() => {
                     health.add(State::Degraded, format!("meta node {address} belongs to no cluster yet: bootstrap it"));
+                }
+                Ok(reply) if reply.draining => {
+                    health
+                        .add(State::Degraded, format!("{} at {address} drains: it leads nothing", NodeId(reply.node)));
                 }
                 Ok(_) => {}
             }

@@ -216,6 +216,8 @@ pub struct RaftSection {
     pub entries_kept: u64,
     /// How many shards the cluster has; fixed when it is made.
     pub shards: u32,
+    /// Whether a node that leads more groups than others gives some away, at most one each second.
+    pub balance: bool,
 }
 
 impl Default for RaftSection {
@@ -227,6 +229,7 @@ impl Default for RaftSection {
             snapshot_after_entries: 50_000,
             entries_kept: 1_000,
             shards: 1,
+            balance: true,
         }
     }
 }

@@ -57,6 +57,9 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
     };
     config.snapshot_after_entries = file.raft.snapshot_after_entries;
     config.entries_kept = file.raft.entries_kept;
+    if !file.raft.balance {
+        config.balance_every = None;
+    }
     config.node_silence = ms(file.membership.node_silence_ms);
     config.eviction = Marks { low: file.eviction.low_water_permille, high: file.eviction.high_water_permille };
     if args.check_config {

@@ -2,6 +2,7 @@
 //!
 //! `status` and `health` ask every meta node of the cluster file and work without a leader.
 
+mod leader;
 mod node;
 mod region;
 mod report;
@@ -58,6 +59,20 @@ enum Command {
     Status(Ask),
     /// Whether the cluster is well; the exit code says so too.
     Health(Ask),
+    /// Who leads which group.
+    #[command(subcommand)]
+    Leader(leader::LeaderCommand),
+    /// Have a meta node lead nothing, before it is stopped or looked into: it gives all its leaderships away and takes none until that is undone
+    /// or the node is started again. It goes on voting and keeping the log. Stopping a node in good order (SIGTERM) drains it too.
+    Drain {
+        /// The meta node.
+        node: u64,
+        /// Let it take part again.
+        #[arg(long)]
+        undo: bool,
+        #[command(flatten)]
+        ask: Ask,
+    },
     /// Whom the cluster believes.
     #[command(subcommand)]
     Certificate(trust::CertificateCommand),
@@ -113,6 +128,8 @@ async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
         }
         Command::Status(ask) => status(&ask, format).await,
         Command::Health(ask) => health(&ask, format).await,
+        Command::Leader(command) => leader::run(command, format).await,
+        Command::Drain { node, undo, ask } => leader::drain(node, undo, &ask, format).await,
         Command::Certificate(command) => trust::certificate(command, format).await,
         Command::Revocation(command) => trust::revocation(command, format).await,
         Command::Node(command) => node::run(command, format).await,

@@ -17,6 +17,7 @@ pub(crate) fn json(metas: &[String], answers: &[Answer]) -> Value {
             "cluster": hex::encode(&reply.cluster),
             "generation": reply.generation,
             "build": reply.build,
+            "draining": reply.draining,
             "groups": reply.groups.iter().map(of_group).collect::<Value>(),
             "data_nodes": reply.data_nodes.iter().map(of_data_node).collect::<Value>(),
             "space": reply.space.iter().map(of_space).collect::<Value>(),

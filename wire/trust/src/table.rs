@@ -32,6 +32,8 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.Admin/Status", &[Admin, Meta]),
     ("/quarry.v1.Admin/StateHash", &[Admin]),
     ("/quarry.v1.Admin/TransferLeader", &[Admin]),
+    ("/quarry.v1.Admin/BalanceLeaders", &[Admin]),
+    ("/quarry.v1.Admin/Drain", &[Admin]),
     ("/quarry.v1.Admin/ApplyRevocations", &[Admin]),
     ("/quarry.v1.Admin/ChangeMembers", &[Admin]),
     ("/quarry.v1.Admin/SetStanding", &[Admin]),
