@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{
     ClientWriteError, Fatal, ForwardReason, ForwardToLeader, InitializeError, LinearizableReadError,
@@ -80,6 +80,28 @@ impl<M: Machine> std::fmt::Debug for Group<M> {
 /// How long progress of the log may take to show in the status that is watched; elections and faults show at once.
 const MOMENT: Duration = Duration::from_millis(1);
 
+/// What of openraft's metrics the status tells of the log. The rest changes with every heartbeat.
+#[derive(PartialEq)]
+struct Progress {
+    log: [Option<u64>; 5],
+    matched: Vec<(u64, Option<u64>)>,
+}
+
+impl Progress {
+    fn of(metrics: &Metrics) -> Self {
+        let index = |id: &Option<crate::types::LogId>| id.as_ref().map(|id| id.index());
+        let log = [
+            metrics.last_log_index,
+            index(&metrics.local_committed),
+            index(&metrics.last_applied),
+            index(&metrics.snapshot),
+            index(&metrics.purged),
+        ];
+        let matched = metrics.replication.iter().flatten().map(|(id, matched)| (*id, index(matched))).collect();
+        Self { log, matched }
+    }
+}
+
 /// What of openraft's metrics is no mere progress of the log.
 #[derive(PartialEq)]
 struct Office {
@@ -145,10 +167,19 @@ impl<M: Machine> Group<M> {
         let meters = Arc::new(GroupMeters::new(id));
         let counting = Arc::clone(&meters);
         tokio::spawn(async move {
-            let mut office = Office::of(&metrics.borrow_watched());
+            let (mut office, mut progress) = (Office::of(&metrics.borrow_watched()), None);
             while metrics.changed().await.is_ok() && !publish.is_closed() {
-                let found = Office::of(&metrics.borrow_watched());
-                if std::mem::replace(&mut office, found) == office && fault.borrow().is_none() {
+                let (found, gone_on) = {
+                    let metrics = metrics.borrow_watched();
+                    (Office::of(&metrics), Progress::of(&metrics))
+                };
+                let same = std::mem::replace(&mut office, found) == office && fault.borrow().is_none();
+                let idle = progress.as_ref() == Some(&gone_on);
+                progress = Some(gone_on);
+                if same && idle {
+                    continue;
+                }
+                if same {
                     // The log went on, and will do so a few more times for the same entry: whoever waits for its answer comes first.
                     sleep(MOMENT).await;
                 }
@@ -615,6 +646,17 @@ impl<M: Machine> Port for GroupPort<M> {
                 pb::Kind::Unspecified => Err(pb::Reason::Malformed),
             }
         })
+    }
+
+    fn pulse(&self) {
+        let metrics = self.raft.metrics();
+        if metrics.borrow_watched().state != openraft::ServerState::Leader {
+            return;
+        }
+        // A group that is too busy to take it in sends entries, which say the same.
+        if let Some(Err(fatal)) = self.raft.trigger().heartbeat().now_or_never() {
+            tracing::debug!(%fatal, "no heartbeat");
+        }
     }
 
     fn aside(&self) -> std::path::PathBuf {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use openraft::{Config, Raft, SnapshotPolicy};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
 
 use crate::config::HostConfig;
 use crate::error::{Doing, RaftError};
@@ -91,6 +92,7 @@ impl Host {
 
     fn of(config: HostConfig, store: Arc<Store>, links: Arc<Links>, ports: Arc<Ports>) -> Self {
         let service = PeerService::new(Arc::clone(&ports));
+        tokio::spawn(pulse(config.timing.heartbeat, Arc::clone(&ports)));
         tokio::spawn(end_at_fault(store.committer().watch_failed(), Arc::clone(&ports), Arc::clone(&links)));
         let inner = Inner {
             config,
@@ -170,9 +172,13 @@ impl Host {
     fn settings(&self, id: GroupId) -> Result<Config, RaftError> {
         let config = &self.inner.config;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        // Heartbeats come from `pulse`, for all groups at once. What is left to openraft's own interval is how often each group looks at
+        // its election timer (a fifth of it), which costs more than the heartbeats do if many groups do it often.
+        let look = (config.timing.election_min * 3 / 4).max(config.timing.heartbeat);
         let settings = Config {
             cluster_name: format!("quarry-{id}"),
-            heartbeat_interval: millis(config.timing.heartbeat),
+            heartbeat_interval: millis(look),
+            enable_heartbeat: false,
             election_timeout_min: millis(config.timing.election_min),
             election_timeout_max: millis(config.timing.election_max),
             install_snapshot_timeout: millis(SNAPSHOT_DEADLINE),
@@ -240,6 +246,21 @@ impl Host {
         });
         if let Err(error) = closed.await {
             tracing::error!(%error, "the log was not closed cleanly");
+        }
+    }
+}
+
+/// Has all groups that this node leads say so to their followers, together, so that what goes to one peer goes in few messages: see
+/// `transport/link.rs`. Ends with the host.
+async fn pulse(every: Duration, ports: Arc<Ports>) {
+    let mut closed = ports.closed();
+    loop {
+        tokio::select! {
+            () = sleep(every) => {}
+            _ = closed.wait_for(|closed| *closed) => return,
+        }
+        for group in ports.all() {
+            group.pulse();
         }
     }
 }

@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use tonic::{Streaming, transport};
 
 use super::pb::peer_client::PeerClient;
-use super::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, pb};
+use super::{BATCH, MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, gather, pb};
 use crate::config::Connect;
 #[cfg(feature = "sim")]
 use crate::generation::FIRST;
@@ -319,10 +319,11 @@ impl Driver {
         let error = loop {
             if batch.is_empty() {
                 tokio::select! {
-                    count = self.calls.recv_many(&mut batch, 256) => {
+                    count = self.calls.recv_many(&mut batch, BATCH) => {
                         if count == 0 {
                             break LinkError::Broken("this node is shutting down".to_owned());
                         }
+                        gather(&mut batch, || self.calls.try_recv().ok()).await;
                     }
                     answer = answers.message() => match answer {
                         Ok(Some(message)) => {

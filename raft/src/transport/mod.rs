@@ -29,12 +29,32 @@ pub(crate) const PROTOCOL: u32 = 1;
 pub(crate) const MESSAGE_BYTES_MAX: usize = 8 << 20;
 pub(crate) const MESSAGE_BYTES_AIM: usize = 2 << 20;
 
+/// How many calls, or answers, are put together at most.
+pub(crate) const BATCH: usize = 256;
+
+/// Adds what others who are ready to run have to say to the same peer: the heartbeats of many groups come one by one within microseconds.
+/// It gives way, but never waits.
+async fn gather<T>(batch: &mut Vec<T>, mut next: impl FnMut() -> Option<T>) {
+    let mut before = 0;
+    while before < batch.len() && batch.len() < BATCH {
+        before = batch.len();
+        tokio::task::yield_now().await;
+        while batch.len() < BATCH
+            && let Some(more) = next()
+        {
+            batch.push(more);
+        }
+    }
+}
+
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A group as its peers see it.
 pub(crate) trait Port: Send + Sync {
     /// Answers one call.
     fn call(&self, kind: pb::Kind, body: Bytes) -> Boxed<Result<Bytes, pb::Reason>>;
+    /// Says to the followers that this node leads, if it does.
+    fn pulse(&self);
     /// A name for a snapshot that arrives.
     fn aside(&self) -> std::path::PathBuf;
     /// Installs a snapshot that arrived whole.

@@ -18,7 +18,7 @@ use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::pb::peer_server::{Peer, PeerServer};
-use super::{MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, pb, snapshots};
+use super::{BATCH, MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, gather, pb, snapshots};
 use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
 
@@ -61,6 +61,15 @@ impl Ports {
 
     pub(crate) fn contains(&self, group: GroupId) -> bool {
         self.groups.read().contains_key(&group)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Port>> {
+        self.groups.read().values().cloned().collect()
+    }
+
+    /// Whether the groups were taken away.
+    pub(crate) fn closed(&self) -> watch::Receiver<bool> {
+        self.closed.subscribe()
     }
 
     /// Takes all groups away and ends all links.
@@ -248,7 +257,8 @@ async fn write(
     out: mpsc::Sender<Result<pb::FromPeer, Status>>,
 ) {
     let mut batch = Vec::new();
-    while answers.recv_many(&mut batch, 256).await > 0 {
+    while answers.recv_many(&mut batch, BATCH).await > 0 {
+        gather(&mut batch, || answers.try_recv().ok()).await;
         let mut rest = batch.drain(..).peekable();
         while rest.peek().is_some() {
             let mut bytes = 0;

@@ -6,5 +6,6 @@ mod cluster;
 mod crashes;
 mod disks;
 mod groups;
+mod idle;
 mod members;
 mod rescues;
