@@ -22,7 +22,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 /// A shard, the horizon of its leases, the trees of its batches, and what was leased of it when.
@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) gate: Gate,
     /// Held while leaderships of this node are handed over: two heirs at once would only stand against each other.
     pub(crate) handing_over: tokio::sync::Mutex<()>,
+    /// States are saved one at a time: each is copied and encoded in memory.
+    pub(crate) saving: Arc<Semaphore>,
     /// Whether every group was served when that was last looked at; if not, why.
     pub(crate) served: Mutex<Result<(), String>>,
     /// Whether others say that this node was removed.
@@ -63,10 +65,24 @@ impl Core {
         membership: Arc<Membership>,
     ) -> Self {
         let (counters, gate, keyring) = (Counters::default(), Gate::default(), RwLock::new(None));
+        let saving = Arc::new(Semaphore::new(1));
         let served = Mutex::new(Err("the groups were not looked at yet".to_owned()));
         let removed = AtomicBool::new(false);
         let handing_over = tokio::sync::Mutex::new(());
-        Self { config, host, directory, shards, membership, counters, gate, handing_over, served, removed, keyring }
+        Self {
+            config,
+            host,
+            directory,
+            shards,
+            membership,
+            counters,
+            gate,
+            handing_over,
+            saving,
+            served,
+            removed,
+            keyring,
+        }
     }
 
     /// The leaderships of all groups, the directory's first.

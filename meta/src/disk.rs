@@ -16,21 +16,64 @@ use std::{
 const MAGIC: &[u8; 8] = b"QUARRYMN";
 /// Version of everything that this node writes beside the folder of consensus.
 const STORAGE_VERSION: u32 = 1;
+/// The folder of consensus.
+const RAFT: &str = "raft";
+/// The one that a restore or a recovery makes, until it is complete.
+const NEXT: &str = "raft.next";
 const BYTES: usize = 8 + 4 + 16 + 8 + 4;
 
 /// Makes the folder this node's, or makes sure that it is. Answers where consensus keeps its files.
 pub(crate) fn claim(dir: &Path, cluster: ClusterUuid, node: NodeId) -> Result<PathBuf, MetaError> {
     let disk = |doing: &str, source| MetaError::Disk { doing: format!("{doing} {}", dir.display()), source };
     fs::create_dir_all(dir).map_err(|source| disk("make", source))?;
+    if dir.join(NEXT).exists() {
+        return Err(MetaError::HalfDone { dir: dir.to_owned() });
+    }
+    mark(dir, cluster, node)?;
+    Ok(dir.join(RAFT))
+}
+
+/// Says in the folder whose it is, if it does not say so yet.
+pub(crate) fn mark(dir: &Path, cluster: ClusterUuid, node: NodeId) -> Result<(), MetaError> {
+    let disk = |doing: &str, source| MetaError::Disk { doing: format!("{doing} {}", dir.display()), source };
     let file = dir.join("node");
     match fs::read(&file) {
-        Ok(bytes) => check(dir, &file, &bytes, cluster, node)?,
+        Ok(bytes) => check(dir, &file, &bytes, cluster, node),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            write_whole(dir, &file, &encode(cluster, node)).map_err(|source| disk("mark", source))?;
+            write_whole(dir, &file, &encode(cluster, node)).map_err(|source| disk("mark", source))
         }
-        Err(source) => return Err(disk("read", source)),
+        Err(source) => Err(disk("read", source)),
     }
-    Ok(dir.join("raft"))
+}
+
+/// Whose folder it is.
+pub(crate) fn owner(dir: &Path) -> Result<(ClusterUuid, NodeId), MetaError> {
+    let file = dir.join("node");
+    let disk = |source| MetaError::Disk { doing: format!("read {}", file.display()), source };
+    read(&file, &fs::read(&file).map_err(disk)?)
+}
+
+/// The folder of consensus that is there now.
+pub(crate) fn raft(dir: &Path) -> PathBuf {
+    dir.join(RAFT)
+}
+
+/// The folder of consensus that is to take its place.
+pub(crate) fn next(dir: &Path) -> PathBuf {
+    dir.join(NEXT)
+}
+
+/// Gives the next folder its place, which is complete and synced. What is there is kept under `kept`; without that nothing may be there. Done
+/// again after a crash it comes to the same end.
+pub(crate) fn put_next(dir: &Path, kept: Option<&Path>) -> io::Result<()> {
+    if let Some(kept) = kept {
+        fs::rename(raft(dir), kept)?;
+        File::open(dir)?.sync_all()?;
+    } else if raft(dir).exists() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    fs::rename(next(dir), raft(dir))?;
+    File::open(dir)?.sync_all()
 }
 
 fn encode(cluster: ClusterUuid, node: NodeId) -> Vec<u8> {
@@ -44,6 +87,18 @@ fn encode(cluster: ClusterUuid, node: NodeId) -> Vec<u8> {
 }
 
 fn check(dir: &Path, file: &Path, bytes: &[u8], cluster: ClusterUuid, node: NodeId) -> Result<(), MetaError> {
+    let (owner, owning) = read(file, bytes)?;
+    if (owner, owning) != (cluster, node) {
+        return Err(MetaError::WrongFolder {
+            dir: dir.to_owned(),
+            expected: format!("{node} of cluster {cluster}"),
+            found: format!("{owning} of cluster {owner}"),
+        });
+    }
+    Ok(())
+}
+
+fn read(file: &Path, bytes: &[u8]) -> Result<(ClusterUuid, NodeId), MetaError> {
     let wrong = |expected: String, found: String| MetaError::WrongFile { file: file.to_owned(), expected, found };
     let Ok(bytes) = <&[u8; BYTES]>::try_from(bytes) else {
         return Err(wrong(format!("{BYTES} bytes"), format!("{} bytes", bytes.len())));
@@ -61,14 +116,7 @@ fn check(dir: &Path, file: &Path, bytes: &[u8], cluster: ClusterUuid, node: Node
     }
     let owner = ClusterUuid(said[12..28].try_into().expect("the range has 16 bytes"));
     let owning = NodeId(u64::from_le_bytes(said[28..36].try_into().expect("the range has 8 bytes")));
-    if (owner, owning) != (cluster, node) {
-        return Err(MetaError::WrongFolder {
-            dir: dir.to_owned(),
-            expected: format!("{node} of cluster {cluster}"),
-            found: format!("{owning} of cluster {owner}"),
-        });
-    }
-    Ok(())
+    Ok((owner, owning))
 }
 
 fn write_whole(dir: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {

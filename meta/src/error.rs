@@ -47,6 +47,25 @@ pub enum MetaError {
         /// The cause.
         source: io::Error,
     },
+    /// A restore or a recovery of this folder did not come to its end.
+    #[error(
+        "{} was left by a recovery or a restore that did not come to its end: recover once more to finish it (or, while {} is there, remove the former to stay as it was); restore into an empty folder",
+        dir.join("raft.next").display(), dir.join("raft").display()
+    )]
+    HalfDone {
+        /// The folder of the node.
+        dir: PathBuf,
+    },
+    /// The folder and the directory in it speak of different generations.
+    #[error("{} is of generation {folder}, but the directory in it of generation {directory}: restore the node, or give it an empty folder and add it anew", dir.display())]
+    Generations {
+        /// The folder of the node.
+        dir: PathBuf,
+        /// That of the folder.
+        folder: u32,
+        /// That of the directory.
+        directory: u32,
+    },
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {

@@ -19,6 +19,7 @@
 //!
 //! Every wait has a deadline: the caller's (`grpc-timeout`), or the configured one.
 
+pub mod backup;
 mod clock;
 mod config;
 mod core;
@@ -42,6 +43,7 @@ mod offices;
 mod probe;
 mod proposer;
 mod recent;
+pub mod rescue;
 mod service;
 #[cfg(feature = "sim")]
 pub mod sim;

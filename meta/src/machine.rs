@@ -8,7 +8,7 @@ use quarry_meta_state::{
 };
 use quarry_proto::refusal::Refusal;
 use quarry_raft::{LogIndex, Machine, SnapshotWriter};
-use quarry_wire::units::LogTime;
+use quarry_wire::{ids::FeedNumber, units::LogTime};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{convert::Infallible, io};
 
@@ -23,6 +23,8 @@ pub(crate) trait Replicated: Clone + Send + Sync + 'static {
 
     fn apply(&mut self, at: LogTime, command: Self::Command) -> Self::Outcome;
     fn log_time(&self) -> LogTime;
+    /// How far it is in the feed; the directory's own newest change.
+    fn feed_position(&self) -> FeedNumber;
     fn next_deadline(&self) -> Option<LogTime>;
     /// The command that only passes time.
     fn tick() -> Self::Command;
@@ -44,6 +46,9 @@ impl Replicated for Directory {
     }
     fn log_time(&self) -> LogTime {
         Self::log_time(self)
+    }
+    fn feed_position(&self) -> FeedNumber {
+        Self::feed_position(self)
     }
     fn next_deadline(&self) -> Option<LogTime> {
         Self::next_deadline(self)
@@ -75,6 +80,9 @@ impl Replicated for Shard {
     }
     fn log_time(&self) -> LogTime {
         Self::log_time(self)
+    }
+    fn feed_position(&self) -> FeedNumber {
+        Self::feed_position(self)
     }
     fn next_deadline(&self) -> Option<LogTime> {
         Self::next_deadline(self)
@@ -161,7 +169,8 @@ impl<S: Replicated> Machine for StateMachine<S> {
     }
 }
 
-struct Frozen<S>(S);
+/// A state that is written as it is now, whatever is applied meanwhile.
+pub(crate) struct Frozen<S>(pub(crate) S);
 
 impl<S: Replicated> SnapshotWriter for Frozen<S> {
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {

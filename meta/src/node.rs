@@ -97,6 +97,7 @@ impl MetaNode {
         .await?;
         let mut work = JoinSet::new();
         let directory = start_group(&host, GroupId(0), Directory::new(), &mut work).await?;
+        same_generation(&config.data_dir, &host, &directory)?;
         let mut shards = Vec::new();
         for id in (1..=config.shards).map(ShardId) {
             let state = Shard::new(id, Settings::new(FIRST_GENERATION, config.shards));
@@ -210,6 +211,17 @@ impl MetaNode {
             self.server.shutdown().await;
         }
         tracing::info!(node = %self.core.config.node, "stopped");
+    }
+}
+
+/// The generation lies in the folder, for the links, and in the directory, for everyone else. They are raised together.
+fn same_generation(dir: &std::path::Path, host: &Host, directory: &Hosted<Directory>) -> Result<(), MetaError> {
+    let (folder, made) = (host.generation(), directory.read(|state| state.cluster().map(|_| state.generation().0)));
+    match made {
+        Some(directory) if directory != folder => {
+            Err(MetaError::Generations { dir: dir.to_owned(), folder, directory })
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -139,7 +139,7 @@ pub async fn status(address: &str) -> Answer<v1::StatusReply> {
 /// If it does not answer.
 pub async fn state_hash(address: &str) -> Answer<v1::StateHashReply> {
     let mut admin = v1::admin_client::AdminClient::new(connect(address).await?);
-    done(admin.state_hash(v1::StateHashRequest {})).await
+    done(admin.state_hash(v1::StateHashRequest::default())).await
 }
 
 /// What the data node at `address` says about itself.

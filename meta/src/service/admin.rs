@@ -1,6 +1,6 @@
 //! Admin: making the cluster, and what an operator asks a node, with or without a leader.
 
-use super::{Service, members, registry::node_refused, strange};
+use super::{Service, backup, members, registry::node_refused, strange};
 use crate::{
     core::{Core, data_node},
     door,
@@ -21,7 +21,7 @@ use quarry_proto::{
     refusal::Refusal,
     v1::{self, admin_client::AdminClient, admin_server::Admin},
 };
-use quarry_raft::{Machine as _, RaftError, RaftNodeId, Role as RaftRole};
+use quarry_raft::{RaftError, RaftNodeId, Role as RaftRole};
 use quarry_trust::Expect;
 use quarry_wire::{
     certificate::{Certificate, Revocations, Role},
@@ -31,8 +31,9 @@ use quarry_wire::{
     signed::{PublicKey, Signed},
     units::millis,
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 use tokio::time::{Instant, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, transport::Endpoint};
 
 /// Meta nodes of a cluster, at most.
@@ -51,13 +52,24 @@ impl Admin for Service {
         self.call(async { Ok(status(self.core())) }).await
     }
 
-    async fn state_hash(&self, _: Request<v1::StateHashRequest>) -> Result<Response<v1::StateHashReply>, Status> {
-        self.call(async {
-            let core = self.core();
-            let shards = core.shards.iter().map(|shard| hash(&shard.hosted));
-            Ok(v1::StateHashReply { groups: std::iter::once(hash(&core.directory)).chain(shards).collect() })
-        })
-        .await
+    async fn state_hash(&self, request: Request<v1::StateHashRequest>) -> Result<Response<v1::StateHashReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(backup::hashes(self.core(), request.into_inner(), deadline)).await
+    }
+
+    async fn stamp(&self, request: Request<v1::StampRequest>) -> Result<Response<v1::StampReply>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(backup::stamp(self.core(), request.into_inner(), deadline)).await
+    }
+
+    type SaveGroupStream = ReceiverStream<Result<v1::SavedPart, Status>>;
+
+    async fn save_group(
+        &self,
+        request: Request<v1::SaveGroupRequest>,
+    ) -> Result<Response<Self::SaveGroupStream>, Status> {
+        let deadline = door::deadline(&request, self.core().config.call_deadline);
+        self.call(backup::save(Arc::clone(&self.0), request.into_inner(), deadline)).await
     }
 
     async fn apply_revocations(
@@ -402,15 +414,6 @@ fn space(state: &Shard) -> Vec<v1::SpaceStatus> {
     rows[0].keys = state.values() as u64;
     rows[0].pins = state.pins() as u64;
     rows
-}
-
-fn hash<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupHash {
-    // One lock for both: a hash is worth something only with the index it is of.
-    hosted.group.with(|machine, applied| v1::GroupHash {
-        group: hosted.id().0,
-        applied: applied.0,
-        hash: machine.hash().to_vec().into(),
-    })
 }
 
 async fn revoke(

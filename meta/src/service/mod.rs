@@ -2,6 +2,7 @@
 //! story of their own have files beside them.
 
 mod admin;
+mod backup;
 mod control;
 mod damage;
 mod members;

@@ -53,7 +53,7 @@ pub(crate) fn identity(node: NodeId, role: Role) -> (SecretKey, Signed<Certifica
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) address: SocketAddr,
-    dir: TempDir,
+    pub(crate) dir: TempDir,
     running: Option<(Runtime, MetaNode)>,
 }
 
@@ -293,7 +293,7 @@ impl Cluster {
         let hashes = until("equal indexes", async || {
             let mut hashes = Vec::new();
             for node in self.running() {
-                let reply = node.admin().state_hash(v1::StateHashRequest {}).await.ok()?.into_inner();
+                let reply = node.admin().state_hash(v1::StateHashRequest::default()).await.ok()?.into_inner();
                 hashes.push(reply.groups.into_iter().find(|it| it.group == group)?);
             }
             hashes.iter().all(|it| it.applied == hashes[0].applied && it.applied > 0).then_some(hashes)

@@ -10,5 +10,6 @@ mod nodes;
 mod offices;
 mod pins;
 mod player;
+mod rescues;
 mod values;
 mod wall;

@@ -57,6 +57,11 @@ impl DataNode {
         RegionId { node: self.id, index: RegionIndex(0) }
     }
 
+    /// The generation that it lives in.
+    const fn generation(&self) -> Generation {
+        self.incarnation.0.generation
+    }
+
     pub(crate) fn registration(&self, boot: u128) -> v1::RegisterRegionRequest {
         v1::RegisterRegionRequest {
             certificate: self.certificate.encode().into(),
@@ -84,7 +89,7 @@ impl DataNode {
             provider: "tcp".to_owned(),
             address: FabricName::new(b"somewhere").unwrap(),
         };
-        let record = self.key.sign(UUID, Generation(1), self.certificate.statement.serial, record).encode();
+        let record = self.key.sign(UUID, self.generation(), self.certificate.statement.serial, record).encode();
         let request = v1::RecordRegionRequest { record: record.into() };
         cluster.ask(async |node: &Node| node.registry().record_region(request.clone()).await).await
     }
@@ -128,7 +133,7 @@ impl DataNode {
     }
 
     pub(crate) fn sign(&self, batch: AttestationBatch) -> Signed<AttestationBatch> {
-        self.key.sign(UUID, Generation(1), self.certificate.statement.serial, batch)
+        self.key.sign(UUID, self.generation(), self.certificate.statement.serial, batch)
     }
 }
 

@@ -165,13 +165,18 @@ pub async fn node_status(trust: &Trust, address: &str, deadline: Duration) -> Re
     .await
 }
 
-/// Hash over the canonical state of each group at the meta node at `address`.
+/// Hash over the canonical state of each group at the meta node at `address`, as they are now, or of these groups at these indices.
 ///
 /// # Errors
 /// [`CallError`].
-pub async fn state_hash(trust: &Trust, address: &str, deadline: Duration) -> Result<v1::StateHashReply, CallError> {
+pub async fn state_hash(
+    trust: &Trust,
+    address: &str,
+    at: Vec<v1::GroupIndex>,
+    deadline: Duration,
+) -> Result<v1::StateHashReply, CallError> {
     call(trust, Expect::META, address, deadline, |calls| async {
-        v1::admin_client::AdminClient::new(calls).state_hash(v1::StateHashRequest {}).await
+        v1::admin_client::AdminClient::new(calls).state_hash(v1::StateHashRequest { at }).await
     })
     .await
 }
@@ -228,6 +233,18 @@ fn asked_within<T>(request: T, deadline: Duration) -> tonic::Request<T> {
     let mut request = tonic::Request::new(request);
     request.set_timeout(deadline);
     request
+}
+
+/// One entry that changes nothing through the log of a group, if the node at `address` leads it.
+///
+/// # Errors
+/// [`CallError`].
+pub async fn stamp(trust: &Trust, address: &str, group: u32, deadline: Duration) -> Result<(), CallError> {
+    call(trust, Expect::META, address, deadline, |calls| async {
+        v1::admin_client::AdminClient::new(calls).stamp(v1::StampRequest { group }).await
+    })
+    .await
+    .map(drop)
 }
 
 /// Asks all at once; one answer or error each, in order.

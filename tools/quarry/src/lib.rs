@@ -3,6 +3,7 @@
 #![warn(missing_docs)]
 
 pub mod admin;
+pub mod backups;
 pub mod build;
 pub mod config;
 pub mod credentials;
@@ -12,6 +13,7 @@ pub mod local;
 pub mod machine;
 pub mod metrics;
 pub mod named;
+pub mod perf;
 pub mod regions;
 pub mod revocations;
 pub mod scrape;

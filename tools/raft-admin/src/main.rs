@@ -2,10 +2,15 @@
 //!
 //! `status` and `health` ask every meta node of the cluster file and work without a leader.
 
+mod check;
+mod hash;
 mod leader;
+mod log;
 mod node;
+mod recover;
 mod region;
 mod report;
+mod snapshot;
 mod trust;
 
 use clap::{Args, Parser, Subcommand};
@@ -85,6 +90,19 @@ enum Command {
     /// The regions of data nodes and the keys that they are read with.
     #[command(subcommand)]
     Region(region::RegionCommand),
+    /// Backups: save one, look at one, begin again from one.
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
+    /// Go on with one stopped meta node, after a majority of them was lost for good.
+    Recover(recover::Recover),
+    /// Compare the states of all meta nodes.
+    Hash(hash::Hash),
+    /// The logs of a stopped meta node.
+    #[command(subcommand)]
+    Log(log::LogCommand),
+    /// Whether a machine is fit for a meta node.
+    #[command(subcommand)]
+    Check(check::CheckCommand),
 }
 
 #[derive(Args, Debug)]
@@ -134,6 +152,11 @@ async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
         Command::Revocation(command) => trust::revocation(command, format).await,
         Command::Node(command) => node::run(command, format).await,
         Command::Region(command) => region::run(command, format).await,
+        Command::Snapshot(command) => snapshot::run(command, format).await,
+        Command::Recover(asked) => recover::run(&asked, format),
+        Command::Hash(asked) => hash::run(asked, format).await,
+        Command::Log(command) => log::run(command, format),
+        Command::Check(command) => check::run(command, format).await,
     }
 }
 

@@ -31,6 +31,8 @@ const CALLS: &[(&str, &[Role])] = &[
     // A meta node that makes the cluster, or takes another in, looks whether that one is blank.
     ("/quarry.v1.Admin/Status", &[Admin, Meta]),
     ("/quarry.v1.Admin/StateHash", &[Admin]),
+    ("/quarry.v1.Admin/SaveGroup", &[Admin]),
+    ("/quarry.v1.Admin/Stamp", &[Admin]),
     ("/quarry.v1.Admin/TransferLeader", &[Admin]),
     ("/quarry.v1.Admin/BalanceLeaders", &[Admin]),
     ("/quarry.v1.Admin/Drain", &[Admin]),

@@ -1,0 +1,198 @@
+//! What leaves this node for a backup or a comparison: the whole state of a group, and hashes of states at one index. And a stamp, to measure by.
+//!
+//! A state is copied while commands wait, as for a snapshot, and encoded beside them. It is told with the entry that it is of; which states
+//! belong together is decided by who asks.
+
+use crate::{core::Core, door, hosted::Hosted, machine::Replicated};
+use bytes::Bytes;
+use futures::future::join_all;
+use quarry_proto::{refusal::Refusal, v1};
+use quarry_raft::{LogIndex, SnapshotWriter};
+use quarry_wire::ids::ShardId;
+use sha2::{Digest as _, Sha256};
+use std::{io, sync::Arc, time::Duration};
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::{Instant, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tonic::Status;
+
+/// Bytes of a state in one message.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Messages that wait for a slow reader.
+const CHUNKS_WAITING: usize = 4;
+/// How long a reader may leave them unread.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
+/// Come again when the state that is being saved may be on its way.
+const BUSY: Duration = Duration::from_secs(1);
+
+type Parts = mpsc::Sender<Result<v1::SavedPart, Status>>;
+
+/// Streams the whole state of one group.
+pub(super) async fn save(
+    core: Arc<Core>,
+    asked: v1::SaveGroupRequest,
+    deadline: Instant,
+) -> Result<ReceiverStream<Result<v1::SavedPart, Status>>, Refusal> {
+    core.made()?;
+    let busy = |_| door::not_ready("this node is saving a state for somebody else", BUSY);
+    let slot = Arc::clone(&core.saving).try_acquire_owned().map_err(busy)?;
+    let inside = core.gate.enter()?;
+    let hold = (slot, inside);
+    if asked.group == 0 {
+        stream(&core, &core.directory, asked.stale, deadline, hold).await
+    } else {
+        stream(&core, &core.shard(ShardId(asked.group))?.hosted, asked.stale, deadline, hold).await
+    }
+}
+
+async fn stream<S: Replicated>(
+    core: &Core,
+    hosted: &Hosted<S>,
+    stale: bool,
+    deadline: Instant,
+    hold: (OwnedSemaphorePermit, TaskTrackerToken),
+) -> Result<ReceiverStream<Result<v1::SavedPart, Status>>, Refusal> {
+    if !stale {
+        hosted.group.read_index(deadline).await.map_err(|error| door::read_refused(hosted.id(), error))?;
+    }
+    let (state, applied) = hosted.group.with(|machine, applied| (machine.state().clone(), applied));
+    let (generation, shards) = core.directory.read(|directory| (directory.generation(), directory.shards()));
+    let head = v1::SavedHead {
+        cluster: core.config.cluster.0.to_vec().into(),
+        root: core.config.root.0.to_vec().into(),
+        generation: generation.0,
+        shards,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        group: hosted.id().0,
+        // Of this node now, so not below that of any entry that it has applied.
+        term: hosted.group.status().term.0,
+        applied: applied.0,
+        log_time_ms: state.log_time().0,
+        feed: Some(state.feed_position().into()),
+        length: 0,
+    };
+    let encoded = tokio::task::spawn_blocking(move || Bytes::from(state.encode())).await;
+    let bytes = encoded.map_err(|error| door::indeterminate(format!("the state was not encoded: {error}")))?;
+    let head = v1::SavedHead { length: bytes.len() as u64, ..head };
+    tracing::info!(group = head.group, applied = head.applied, bytes = head.length, stale, "a state is being saved");
+    let (parts, answer) = mpsc::channel(CHUNKS_WAITING);
+    tokio::spawn(async move {
+        if send(&parts, head, bytes).await.is_none() {
+            tracing::warn!("whoever saves a state went away, or did not read on");
+        }
+        drop(hold);
+    });
+    Ok(ReceiverStream::new(answer))
+}
+
+/// None if the reader went away.
+async fn send(parts: &Parts, head: v1::SavedHead, mut bytes: Bytes) -> Option<()> {
+    let mut digest = Sha256::new();
+    let mut part = v1::SavedPart { head: Some(head), ..Default::default() };
+    while !bytes.is_empty() {
+        let chunk = bytes.split_to(CHUNK_BYTES.min(bytes.len()));
+        digest.update(&chunk);
+        part.crc = crc32c::crc32c(&chunk);
+        part.chunk = chunk;
+        timeout(READER_PATIENCE, parts.send(Ok(std::mem::take(&mut part)))).await.ok()?.ok()?;
+    }
+    part.digest = digest.finalize().to_vec().into();
+    timeout(READER_PATIENCE, parts.send(Ok(part))).await.ok()?.ok()
+}
+
+/// The hashes of the states asked for, each with the index that it is of.
+pub(super) async fn hashes(
+    core: &Core,
+    asked: v1::StateHashRequest,
+    deadline: Instant,
+) -> Result<v1::StateHashReply, Refusal> {
+    let now = |group: u32| v1::GroupIndex { group, index: 0 };
+    let at = match asked.at {
+        none if none.is_empty() => (0..=core.config.shards).map(now).collect(),
+        some => some,
+    };
+    let hashing = at.into_iter().map(|at| async move {
+        if at.group == 0 {
+            hash(&core.directory, at.index, deadline).await
+        } else {
+            hash(&core.shard(ShardId(at.group))?.hosted, at.index, deadline).await
+        }
+    });
+    let groups = join_all(hashing).await.into_iter().collect::<Result<Vec<_>, Refusal>>()?;
+    Ok(v1::StateHashReply { groups, node: core.config.node.0 })
+}
+
+async fn hash<S: Replicated>(hosted: &Hosted<S>, index: u64, deadline: Instant) -> Result<v1::GroupHash, Refusal> {
+    let frozen = hosted.group.frozen_at(LogIndex(index), deadline).await;
+    let (group, applied) = (hosted.id().0, frozen.last.0);
+    let hashed = tokio::task::spawn_blocking(move || hash_of(frozen.state)).await.map_err(io::Error::other);
+    let hash = hashed.flatten().map_err(|error| door::indeterminate(format!("the state was not hashed: {error}")))?;
+    Ok(v1::GroupHash { group, applied, hash: hash.to_vec().into() })
+}
+
+/// One entry through the log of a group.
+pub(super) async fn stamp(core: &Core, asked: v1::StampRequest, deadline: Instant) -> Result<v1::StampReply, Refusal> {
+    async fn tick<S: Replicated>(hosted: &Hosted<S>, deadline: Instant) -> Result<v1::StampReply, Refusal> {
+        hosted.leads()?;
+        hosted.propose(S::tick(), deadline).await?;
+        Ok(v1::StampReply { applied_ms: hosted.read(S::log_time).0 })
+    }
+    core.made()?;
+    if asked.group == 0 {
+        tick(&core.directory, deadline).await
+    } else {
+        tick(&core.shard(ShardId(asked.group))?.hosted, deadline).await
+    }
+}
+
+/// SHA-256 over a state's canonical bytes, as they are written to snapshots.
+fn hash_of(state: Box<dyn SnapshotWriter>) -> io::Result<[u8; 32]> {
+    struct Hashing(Sha256);
+    impl io::Write for Hashing {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut hash = Hashing(Sha256::new());
+    state.write_to(&mut hash)?;
+    Ok(hash.0.finalize().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Frozen;
+    use quarry_meta_state::Directory;
+
+    #[test]
+    fn the_hash_of_a_frozen_state_is_the_machines_own() {
+        let state = Directory::new();
+        assert_eq!(hash_of(Box::new(Frozen(state.clone()))).unwrap(), state.hash());
+    }
+
+    #[tokio::test]
+    async fn a_state_is_sent_whole_in_chunks_that_name_their_checksums() {
+        for length in [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 5] {
+            let bytes = Bytes::from(vec![7; length]);
+            let (parts, mut answer) = mpsc::channel(8);
+            send(&parts, v1::SavedHead { group: 3, ..Default::default() }, bytes.clone()).await.unwrap();
+            drop(parts);
+            let (mut heads, mut whole, mut digest) = (0, Vec::new(), Bytes::new());
+            while let Some(part) = answer.recv().await.map(Result::unwrap) {
+                heads += usize::from(part.head.is_some());
+                assert_eq!(part.crc, if part.chunk.is_empty() { 0 } else { crc32c::crc32c(&part.chunk) });
+                whole.extend_from_slice(&part.chunk);
+                digest = part.digest;
+            }
+            assert_eq!((heads, whole.len()), (1, length));
+            assert_eq!(digest[..], Sha256::digest(&bytes)[..]);
+        }
+    }
+}
