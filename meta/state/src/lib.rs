@@ -12,6 +12,7 @@
 pub mod directory;
 pub mod entry;
 mod invariant;
+pub mod lending;
 mod requests;
 pub mod shard;
 mod snapshot;

@@ -1,9 +1,14 @@
 //! Extents: which shard each piece of memory is lent to.
 //! A lending ends only when its shard gives the extent back under that lending's number, so at most one shard holds it (*Nothing leaks*).
+//! What is lent when is planned in [`crate::lending`].
 
-use super::{Directory, DirectoryCommand, feed::Topic};
-use quarry_wire::ids::{ExtentId, FeedNumber, LendNumber, ShardId};
+use super::{Directory, feed::Topic, nodes::Standing};
+use quarry_wire::{
+    ids::{ExtentId, ExtentIndex, FeedNumber, LendNumber, NodeId, RegionId, ShardId},
+    limits::extent_bytes,
+};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Lending {
@@ -118,28 +123,35 @@ impl Directory {
         self.extents.iter().map(|(extent, lending)| (*extent, lending.shard, lending.lend))
     }
 
-    /// Lends every extent that is lent to nobody and whose region is up, spread over the shards in turn. At most `max` commands.
-    ///
-    /// Reserve extents (one per node, lent for one move at a time) will be left out here.
+    /// The extents of regions that are up, at nodes that serve, with their bytes and the shard that each is lent to.
+    pub(crate) fn extents_up(&self) -> impl Iterator<Item = (ExtentId, Option<ShardId>, u64)> {
+        let mut region = None;
+        self.extents.iter().filter_map(move |(extent, lending)| {
+            if region.is_none_or(|(known, _, _)| known != extent.region) {
+                let state = self.regions.get(&extent.region)?.state;
+                let serves = self.nodes.get(&extent.region.node).is_none_or(|node| node.standing == Standing::Serving);
+                region = Some((extent.region, state.up && serves, extent_bytes(state.bytes)));
+            }
+            region.filter(|(_, up, _)| *up).map(|(_, _, bytes)| (*extent, lending.shard, bytes))
+        })
+    }
+
+    /// Nodes with an extent that can be lent and is lent to nobody, and the bytes of the largest such.
     #[must_use]
-    pub fn plan_lending(&self, max: usize) -> Vec<DirectoryCommand> {
-        let shards = self.shards();
-        if shards == 0 {
-            return Vec::new();
+    pub fn unlent(&self) -> BTreeMap<NodeId, u64> {
+        let mut unlent = BTreeMap::new();
+        for (extent, _, bytes) in self.extents_up().filter(|(_, shard, _)| shard.is_none()) {
+            let largest = unlent.entry(extent.region.node).or_insert(bytes);
+            *largest = bytes.max(*largest);
         }
-        let up = |extent: &ExtentId| self.regions.get(&extent.region).is_some_and(|held| held.state.up);
-        self.extents
-            .iter()
-            .filter(|(extent, lending)| lending.shard.is_none() && up(extent))
-            .take(max)
-            .map(|(extent, _)| {
-                // The node is added so that one region with fewer extents than shards does not leave the same shards empty on every node.
-                let turn = u64::from(extent.index.0)
-                    + u64::from(extent.region.index.0)
-                    + extent.region.node.0 % u64::from(shards);
-                let shard = u32::try_from(turn % u64::from(shards)).expect("a remainder of a u32 fits in a u32");
-                DirectoryCommand::LendExtent { extent: *extent, shard: ShardId(1 + shard) }
-            })
-            .collect()
+        unlent
+    }
+
+    /// Bytes of `region` that are lent to nobody.
+    #[must_use]
+    pub fn unlent_bytes(&self, region: RegionId) -> u64 {
+        let whole = ExtentId { region, index: ExtentIndex(0) }..=ExtentId { region, index: ExtentIndex(u32::MAX) };
+        let unlent = self.extents.range(whole).filter(|(_, lending)| lending.shard.is_none()).count() as u64;
+        self.regions.get(&region).map_or(0, |held| unlent * extent_bytes(held.state.bytes))
     }
 }

@@ -112,6 +112,13 @@ pub enum ShardCommand {
     },
     /// A holder looked at a copy of its own that a reader complained of.
     DropCopy(CheckedCopy),
+    /// Somebody found no place for a slot at these nodes: the shard is to be lent an extent of each.
+    Want {
+        /// The nodes; those that the shard knows no region of are left out.
+        nodes: Vec<NodeId>,
+        /// Bytes of the slot.
+        bytes: u64,
+    },
 }
 
 /// What became of a [`ShardCommand`], variant by variant.
@@ -152,6 +159,8 @@ pub enum ShardOutcome {
     Evict(Vec<Result<Evicted, EvictRefusal>>),
     /// Of `DropCopy`: the copy is one no more.
     DropCopy(Result<DroppedCopy, CopyRefusal>),
+    /// Of `Want`: it is noted until an extent of the node is lent.
+    Want,
 }
 
 /// What went with a slab.

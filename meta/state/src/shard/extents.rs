@@ -2,6 +2,7 @@
 //! Keeps *Epochs only grow* (a lending is taken only above the highest number ever seen for its extent, a region only in a later life) and
 //! *Nothing leaks* (an extent is given back only when all of it is free and rested, and is named in [`Shard::returned`] until the feed shows
 //! that the directory has it).
+//! When an extent is wanted and given back is planned in [`crate::lending`].
 
 use super::{
     DropRefusal, FeedRefusal, Shard,
@@ -9,9 +10,15 @@ use super::{
     quarantine::Deadline,
     space::Extent,
 };
-use crate::directory::{FeedChange, FeedSlice, RegionState, Standing};
-use quarry_wire::ids::{ExtentId, FeedNumber, Generation, LendNumber, NodeId, Ordinal, SlotIndex};
-use std::collections::BTreeSet;
+use crate::{
+    directory::{FeedChange, FeedSlice, RegionState, Standing},
+    lending::{Held, Holdings},
+};
+use quarry_wire::{
+    ids::{ExtentId, FeedNumber, Generation, LendNumber, NodeId, Ordinal, RegionId, SlotIndex},
+    limits::extent_bytes,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Shard {
     pub(super) fn apply_feed(&mut self, slice: FeedSlice) -> Result<FeedNumber, FeedRefusal> {
@@ -55,6 +62,10 @@ impl Shard {
                 self.void(&BTreeSet::from([extent]));
                 self.extents.remove(&extent);
                 if let Some(held) = Extent::new(lend, extent.index, region_bytes) {
+                    let node = extent.region.node;
+                    if self.wants.get(&node).is_some_and(|wanted| *wanted <= held.bytes) {
+                        self.wants.remove(&node);
+                    }
                     self.extents.insert(extent, held);
                 }
             }
@@ -100,6 +111,7 @@ impl Shard {
             region.up = false;
         }
         self.drained.remove(&node);
+        self.wants.remove(&node);
     }
 
     /// All memory is void: extents, slots, grants and copies go. Requests stay, for they say only what was done.
@@ -110,6 +122,7 @@ impl Shard {
         self.void(&all);
         self.extents.clear();
         self.returned.clear();
+        self.wants.clear();
         for region in self.regions.values_mut() {
             region.up = false;
         }
@@ -197,5 +210,69 @@ impl Shard {
     /// Extents held that are wholly free: those that can be dropped.
     pub fn idle_extents(&self) -> impl Iterator<Item = (ExtentId, LendNumber)> {
         self.extents.iter().filter(|(_, held)| held.is_all_free()).map(|(extent, held)| (*extent, held.lend))
+    }
+
+    /// The highest lend number ever seen for `extent`.
+    #[must_use]
+    pub fn seen(&self, extent: ExtentId) -> Option<LendNumber> {
+        self.lends_seen.get(&extent).copied()
+    }
+
+    /// Wholly free extents of regions that are not up, or of nodes that are drained: nothing may be put there, so they go back.
+    pub fn dead_extents(&self) -> impl Iterator<Item = (ExtentId, LendNumber)> {
+        self.idle_extents().filter(|(extent, _)| !self.is_open(extent.region))
+    }
+
+    /// Whether something may be put in this region.
+    pub(super) fn is_open(&self, region: RegionId) -> bool {
+        !self.drained.contains(&region.node) && self.regions.get(&region).is_some_and(|region| region.up)
+    }
+
+    pub(super) fn want(&mut self, nodes: &[NodeId], bytes: u64) {
+        let known: BTreeSet<NodeId> = self.regions.keys().map(|region| region.node).collect();
+        for node in nodes.iter().filter(|node| known.contains(node)) {
+            let wanted = self.wants.entry(*node).or_insert(bytes);
+            *wanted = bytes.max(*wanted);
+        }
+    }
+
+    /// Whether an extent of `node` that holds a slot of `bytes` is wanted.
+    #[must_use]
+    pub fn wants(&self, node: NodeId, bytes: u64) -> bool {
+        self.wants.get(&node).is_some_and(|wanted| *wanted >= bytes)
+    }
+
+    /// What this shard has of each node's memory, and what it needs.
+    #[must_use]
+    pub fn holdings(&self) -> Holdings {
+        let mut nodes: BTreeMap<NodeId, Held> = BTreeMap::new();
+        for (extent, it) in self.extents.iter().filter(|(extent, _)| self.is_open(extent.region)) {
+            let live = it.live_bytes();
+            let held = nodes.entry(extent.region.node).or_default();
+            held.extents += 1;
+            held.bytes += it.bytes;
+            held.room += it.bytes - live;
+            held.loose += u32::from(live == 0);
+        }
+        for (node, bytes) in &self.wants {
+            nodes.entry(*node).or_default().wanted = Some(*bytes);
+        }
+        let has_grants = !self.writers.is_empty();
+        Holdings { shard: self.id, generation: self.generation, nodes, has_grants }
+    }
+
+    /// Nodes with a region whose extents hold a slot of `bytes`, up and not among `avoid`, where this shard has no place for one now: an
+    /// extent of each would help.
+    #[must_use]
+    pub fn lacks_place(&self, bytes: u64, avoid: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+        let usable = |region: &RegionState| self.is_open(region.region) && !avoid.contains(&region.region.node);
+        let large = self.regions.values().filter(|region| usable(region) && extent_bytes(region.bytes) >= bytes);
+        let mut nodes: BTreeSet<NodeId> = large.map(|region| region.region.node).collect();
+        for (extent, held) in self.extents.iter().filter(|(extent, _)| self.is_open(extent.region)) {
+            if held.free.first_fit(bytes).is_some() {
+                nodes.remove(&extent.region.node);
+            }
+        }
+        nodes
     }
 }

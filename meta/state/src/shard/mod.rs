@@ -7,7 +7,7 @@
 //! | file | decides | keeps |
 //! | --- | --- | --- |
 //! | `space` | free ranges and resting ranges of an extent | *Fresh space* |
-//! | `extents` | what the feed changes; giving extents back | *Nothing leaks*, *Epochs only grow* |
+//! | `extents` | what the feed changes; wanting extents and giving them back | *Nothing leaks*, *Epochs only grow* |
 //! | `grants` | who may write which slots, until when | *Fresh space* |
 //! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
 //! | `moves` | values that their holders copy to another slab | *No wrong value*, *Leases hold* |
@@ -155,6 +155,8 @@ pub struct Shard {
     lends_seen: BTreeMap<ExtentId, LendNumber>,
     /// Given back, but the feed does not show it yet.
     returned: BTreeMap<ExtentId, LendNumber>,
+    /// Nodes of which an extent is wanted, for a slot of so many bytes.
+    wants: BTreeMap<NodeId, u64>,
     /// Slabs by the sequence of their grant; a slab stays while its outcomes are kept or a slot of it is committed.
     slabs: BTreeMap<Ordinal, Slab>,
     /// Signed batches, each while a slot is committed under it.
@@ -207,6 +209,7 @@ impl Shard {
             extents: BTreeMap::new(),
             lends_seen: BTreeMap::new(),
             returned: BTreeMap::new(),
+            wants: BTreeMap::new(),
             slabs: BTreeMap::new(),
             batches: BTreeMap::new(),
             values: BTreeMap::new(),
@@ -249,6 +252,10 @@ impl Shard {
             ShardCommand::Release { owner, pin } => ShardOutcome::Release { held: self.release(owner, pin) },
             ShardCommand::Resign { node, batches } => ShardOutcome::Resign { taken: self.resign(node, &batches) },
             ShardCommand::Evict { victims } => ShardOutcome::Evict(self.evict(&victims)),
+            ShardCommand::Want { nodes, bytes } => {
+                self.want(&nodes, bytes);
+                ShardOutcome::Want
+            }
         }
     }
 

@@ -8,19 +8,35 @@ use super::{
     grants::{SLOT_BYTES_MIN, slab_bytes},
     space::Ranges,
 };
-use crate::requests::RequestRefusal;
+use crate::{directory::RegionState, requests::RequestRefusal};
 use quarry_wire::{
     ids::{ExtentId, NamespaceId, NodeId},
+    limits::extent_bytes,
     units::{LogTime, Offset, SlotCount},
 };
 use sha2::{Digest, Sha256};
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 /// A namespace with a quota has room for at least so many slabs, unless a single slot needs more.
 const QUOTA_SLABS: u64 = 8;
+
+/// Where a leader may not plan, and where more could be had.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Bounds {
+    /// Nodes that the leader does not hear, or that writers cannot reach.
+    pub avoid: BTreeSet<NodeId>,
+    /// Extents that are about to be given back.
+    pub aside: BTreeSet<ExtentId>,
+    /// Nodes with an extent that is lent to nobody, and the bytes of the largest such.
+    pub lendable: Arc<BTreeMap<NodeId, u64>>,
+}
+
+/// Nothing can be lent.
+static NONE_LENDABLE: BTreeMap<NodeId, u64> = BTreeMap::new();
 
 /// Plans the grants of one log entry: what one takes the next does not see as free.
 #[derive(Debug)]
@@ -29,6 +45,8 @@ pub struct Planner<'a> {
     /// The leader's running log clock.
     at: LogTime,
     avoid: &'a BTreeSet<NodeId>,
+    /// Nodes with an extent that is lent to nobody, and the bytes of the largest such.
+    lendable: &'a BTreeMap<NodeId, u64>,
     /// What is left of extents of which something was planned away.
     left: BTreeMap<ExtentId, Ranges>,
     /// The nodes that can be used.
@@ -43,10 +61,27 @@ impl Shard {
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
     pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
+        self.plan_grants(at, avoid, &NONE_LENDABLE, |_| false)
+    }
+
+    /// A planner that keeps within these bounds.
+    #[must_use]
+    pub fn planner_within<'a>(&'a self, at: LogTime, bounds: &'a Bounds) -> Planner<'a> {
+        self.plan_grants(at, &bounds.avoid, &bounds.lendable, |extent| bounds.aside.contains(&extent))
+    }
+
+    fn plan_grants<'a>(
+        &'a self,
+        at: LogTime,
+        avoid: &'a BTreeSet<NodeId>,
+        lendable: &'a BTreeMap<NodeId, u64>,
+        is_aside: impl Fn(ExtentId) -> bool,
+    ) -> Planner<'a> {
         let (left, planned) = (BTreeMap::new(), BTreeMap::new());
-        let mut planner = Planner { shard: self, at, avoid, left, nodes: BTreeMap::new(), planned, grants: 0 };
+        let mut planner = Planner { shard: self, at, avoid, lendable, left, nodes: BTreeMap::new(), planned, grants: 0 };
         let mut nodes: BTreeMap<NodeId, Room> = BTreeMap::new();
-        for (extent, held) in self.extents.iter().filter(|(extent, _)| planner.is_usable(**extent)) {
+        let open = |extent: ExtentId| planner.is_usable(extent) && !is_aside(extent);
+        for (extent, held) in self.extents.iter().filter(|(extent, _)| open(**extent)) {
             let room = nodes.entry(extent.region.node).or_default();
             room.bytes += held.free.total();
             room.extents.push(*extent);
@@ -102,13 +137,15 @@ impl Planner<'_> {
         let mut holders = self.fitting(&mut asked, copies, copies);
         if holders.is_empty() {
             asked.slots = asked_slots;
+            // Fewer copies only if no more nodes have memory to lend.
+            self.waits_for_memory(u64::from(asked.slot_size.0), copies)?;
             holders = self.fitting(&mut asked, least, copies);
         }
         let bytes = slab_bytes(&asked);
         let found = u8::try_from(holders.len()).unwrap_or(u8::MAX);
         if found < least {
             let one = u64::from(asked.slot_size.0);
-            let most = shard.extents.values().map(|held| held.bytes).max();
+            let most = shard.regions.values().map(|region| extent_bytes(region.bytes)).max();
             if let Some(most) = most.filter(|most| *most < one) {
                 return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
             }
@@ -128,6 +165,17 @@ impl Planner<'_> {
         *self.planned.entry(asked.namespace).or_default() += bytes * u64::from(found);
         self.grants += 1;
         Ok(ShardCommand::Grant { meta, asked, holders })
+    }
+
+    /// Whether one slot has a place at fewer than `needed` nodes, and at others there is memory to lend.
+    fn waits_for_memory(&self, one: u64, needed: u8) -> Result<(), GrantRefusal> {
+        let placed: BTreeSet<NodeId> = self.places(one, usize::MAX).iter().map(|place| place.extent.region.node).collect();
+        let is_known_up = |node: NodeId| self.shard.regions.values().any(|it| it.region.node == node && self.shard.is_open(it.region));
+        let more = self.lendable.iter().any(|(node, largest)| {
+            *largest >= one && !placed.contains(node) && !self.avoid.contains(node) && is_known_up(*node)
+        });
+        let found = u8::try_from(placed.len()).unwrap_or(u8::MAX);
+        if more && found < needed { Err(GrantRefusal::NotLentYet { needed, found }) } else { Ok(()) }
     }
 
     /// Places on at least `least` and at most `most` nodes, for the most slots that fit there, which is what is then asked; none if not even one
@@ -172,12 +220,14 @@ impl Planner<'_> {
         self.left.get(&extent).unwrap_or_else(|| &self.shard.extents[&extent].free)
     }
 
-    /// Nodes with an extent of at least `bytes` that cannot be used now.
+    /// Nodes with extents of at least `bytes` that cannot be used now.
     fn silent(&self, bytes: u64) -> u8 {
-        let drained = |extent: &ExtentId| self.shard.drained.contains(&extent.region.node);
-        let large = self.shard.extents.iter().filter(|(extent, held)| held.bytes >= bytes && !drained(extent));
+        let drained = |region: &RegionState| self.shard.drained.contains(&region.region.node);
+        let is_large = |region: &RegionState| extent_bytes(region.bytes) >= bytes && !drained(region);
+        let large = self.shard.regions.values().filter(|region| is_large(region));
+        let is_usable = |region: &RegionState| region.up && !self.avoid.contains(&region.region.node);
         let (usable, silent): (BTreeSet<_>, BTreeSet<_>) = large
-            .map(|(extent, _)| (self.is_usable(*extent), extent.region.node))
+            .map(|region| (is_usable(region), region.region.node))
             .fold((BTreeSet::new(), BTreeSet::new()), |(mut usable, mut silent), (is_usable, node)| {
                 if is_usable {
                     usable.insert(node)
@@ -191,8 +241,7 @@ impl Planner<'_> {
 
     fn is_usable(&self, extent: ExtentId) -> bool {
         !self.avoid.contains(&extent.region.node)
-            && !self.shard.drained.contains(&extent.region.node)
-            && self.shard.regions.get(&extent.region).is_some_and(|region| region.up)
+            && self.shard.is_open(extent.region)
     }
 
     /// When space for a slot of `bytes` may come back: the next end of a rest on a usable node, else the next end of a grant with its rest,

@@ -359,6 +359,14 @@ pub enum GrantRefusal {
         /// back.
         retry_after: Option<Duration>,
     },
+    /// There is no place yet, but the directory has memory to lend.
+    #[error("there is no place for the slab yet at {needed} nodes, only at {found}; at others the directory has memory to lend")]
+    NotLentYet {
+        /// Nodes asked for.
+        needed: u8,
+        /// Nodes with a place.
+        found: u8,
+    },
 }
 
 /// In a sentence: when space comes back.

@@ -130,12 +130,15 @@ impl Shard {
     ///
     /// `wanted`: the largest slot that somebody found no place for lately. Then some room in pieces that hold such slots is kept as well: what is
     /// free in smaller ones would keep a node above its mark that has no place for them.
+    ///
+    /// `lendable`: nodes with memory that is lent to nobody. More is had there without anything going.
     #[must_use]
     pub fn victims(
         &self,
         marks: Marks,
         lacks: &BTreeSet<Lack>,
         wanted: Option<SlotSize>,
+        lendable: &BTreeMap<NodeId, u64>,
         leased: impl Fn(Ordinal) -> LogTime,
     ) -> Vec<Victim> {
         let mut rooms = self.room();
@@ -146,8 +149,8 @@ impl Shard {
         let is_short = |room: &Room, mark: u16| {
             room.free + room.resting < room.part(mark) || room.in_pieces < room.part(mark).min(enough)
         };
-        let mut short: BTreeSet<NodeId> =
-            rooms.iter().filter(|(_, room)| is_short(room, marks.low)).map(|(node, _)| *node).collect();
+        let low = rooms.iter().filter(|(node, room)| is_short(room, marks.low) && !lendable.contains_key(node));
+        let mut short: BTreeSet<NodeId> = low.map(|(node, _)| *node).collect();
         if short.is_empty() && lacks.is_empty() {
             return Vec::new();
         }
@@ -189,6 +192,37 @@ impl Shard {
             bytes: candidate.total(),
         };
         victims.map(victim).collect()
+    }
+
+    /// What must go so that one extent of `node` is empty once it has rested, for another shard: all that lies in the extent whose last use
+    /// is the longest ago. None if every extent holds something that cannot go.
+    #[must_use]
+    pub fn victims_of_an_extent(
+        &self,
+        node: NodeId,
+        leased: impl Fn(Ordinal) -> LogTime,
+    ) -> Option<(ExtentId, Vec<GrantId>)> {
+        let here = |extent: &ExtentId| extent.region.node == node && self.is_up(*extent);
+        /// What of an extent can go.
+        #[derive(Default)]
+        struct Going {
+            bytes: u64,
+            last_used: LogTime,
+            slabs: Vec<GrantId>,
+        }
+        let mut going: BTreeMap<ExtentId, Going> = BTreeMap::new();
+        for candidate in self.candidates(leased) {
+            for (extent, _, bytes) in candidate.slab.spans_of_copies().into_iter().filter(|(extent, ..)| here(extent)) {
+                let it = going.entry(extent).or_default();
+                it.bytes += bytes;
+                it.last_used = it.last_used.max(candidate.last_used);
+                if it.slabs.last() != Some(&candidate.slab.grant.id) {
+                    it.slabs.push(candidate.slab.grant.id);
+                }
+            }
+        }
+        let whole = going.into_iter().filter(|(extent, it)| self.extents[extent].live_bytes() == it.bytes);
+        whole.min_by_key(|(extent, it)| (it.last_used, *extent)).map(|(extent, it)| (extent, it.slabs))
     }
 
     /// Whether there is a slab of this grant, be it that only its outcomes are kept.

@@ -45,7 +45,8 @@ fn fill(bench: &mut Bench, grant: &Grant, name: &str) {
 }
 
 fn victims(bench: &Bench, lacks: &BTreeSet<Lack>, leased: &BTreeMap<Ordinal, u64>) -> Vec<Victim> {
-    bench.shard.victims(MARKS, lacks, None, |slab| LogTime(leased.get(&slab).copied().unwrap_or(0)))
+    let last = |slab| LogTime(leased.get(&slab).copied().unwrap_or(0));
+    bench.shard.victims(MARKS, lacks, None, &BTreeMap::new(), last)
 }
 
 #[test]
@@ -384,10 +385,14 @@ fn room_in_pieces_that_hold_no_slot_of_the_wanted_size_is_no_room() {
         bench.seal(&grant, grant.slots.0);
         grants += 1;
     }
-    let all = |wanted| bench.shard.victims(MARKS, &BTreeSet::new(), wanted, |_| LogTime(0));
+    let none = BTreeMap::new();
+    let all = |wanted| bench.shard.victims(MARKS, &BTreeSet::new(), wanted, &none, |_| LogTime(0));
     assert_eq!(all(None), [], "a quarter of all is free");
     assert_eq!(all(Some(SlotSize(64))), [], "and holds small slots");
     let victims = all(Some(size));
+    let lendable = BTreeMap::from([(NodeId(1), 1)]);
+    let evicted = bench.shard.victims(MARKS, &BTreeSet::new(), Some(size), &lendable, |_| LogTime(0));
+    assert_eq!(evicted, [], "more memory is to be had: nothing need go");
     let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
     let lent = REGION_BYTES;
     let high = lent / 1000 * u64::from(MARKS.high);

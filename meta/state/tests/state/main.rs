@@ -8,6 +8,7 @@ mod directory;
 mod evict;
 mod feed;
 mod grants;
+mod lending;
 mod members;
 mod moves;
 mod pins;

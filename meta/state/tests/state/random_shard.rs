@@ -431,6 +431,7 @@ impl History {
                         Marks { low: 900, high: 950 },
                         &lacks,
                         Some(SlotSize(4 * SLOT)),
+                        &BTreeMap::new(),
                         |_| LogTime(0),
                     );
                     sure = proposed.len();
