@@ -1,11 +1,11 @@
 //! What all services of a node share.
 
 use crate::{
-    config::MetaConfig, door, eviction::Eviction, hosted::Hosted, leases::Horizon, membership::Membership,
-    moves::Moving, offices::Office, tree::Trees,
+    config::MetaConfig, door, eviction::Eviction, hosted::Hosted, leases::Horizon, lending::Lending,
+    membership::Membership, moves::Moving, offices::Office, tree::Trees,
 };
 use parking_lot::{Mutex, RwLock};
-use quarry_meta_state::{Directory, Shard, directory};
+use quarry_meta_state::{Directory, Shard, directory, shard::plan::Bounds};
 use quarry_proto::{counters::Counters, refusal::Refusal, v1};
 use quarry_raft::Host;
 use quarry_wire::{
@@ -15,7 +15,7 @@ use quarry_wire::{
     units::millis,
 };
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -33,6 +33,7 @@ pub(crate) struct HostedShard {
     pub(crate) trees: Trees,
     pub(crate) eviction: Eviction,
     pub(crate) moving: Moving,
+    pub(crate) lending: Lending,
 }
 
 /// One node's groups, and what it knows beside them.
@@ -54,6 +55,7 @@ pub(crate) struct Core {
     /// Whether others say that this node was removed.
     pub(crate) removed: AtomicBool,
     keyring: RwLock<Option<(FeedNumber, Arc<Keyring>)>>,
+    lendable: RwLock<(FeedNumber, Arc<BTreeMap<NodeId, u64>>)>,
 }
 
 impl Core {
@@ -64,7 +66,8 @@ impl Core {
         shards: Vec<HostedShard>,
         membership: Arc<Membership>,
     ) -> Self {
-        let (counters, gate, keyring) = (Counters::default(), Gate::default(), RwLock::new(None));
+        let (counters, gate) = (Counters::default(), Gate::default());
+        let (keyring, lendable) = (RwLock::new(None), RwLock::default());
         let saving = Arc::new(Semaphore::new(1));
         let served = Mutex::new(Err("the groups were not looked at yet".to_owned()));
         let removed = AtomicBool::new(false);
@@ -82,6 +85,7 @@ impl Core {
             served,
             removed,
             keyring,
+            lendable,
         }
     }
 
@@ -112,6 +116,26 @@ impl Core {
         let keyring = Arc::new(keyring.ok_or_else(not_made)?);
         *self.keyring.write() = Some((at, Arc::clone(&keyring)));
         Ok(keyring)
+    }
+
+    /// Nodes with an extent that is lent to nobody, and the bytes of the largest such, as this node's directory replica has it. Made anew when
+    /// the directory moved.
+    pub(crate) fn lendable(&self) -> Arc<BTreeMap<NodeId, u64>> {
+        let position = self.directory.read(Directory::feed_position);
+        {
+            let (at, lendable) = &*self.lendable.read();
+            if *at == position {
+                return Arc::clone(lendable);
+            }
+        }
+        let (at, unlent) = self.directory.read(|directory| (directory.feed_position(), Arc::new(directory.unlent())));
+        *self.lendable.write() = (at, Arc::clone(&unlent));
+        unlent
+    }
+
+    /// Where a grant of `shard` may not be planned, and where more could be had.
+    pub(crate) fn bounds(&self, shard: &HostedShard, unreachable: &[u64]) -> Bounds {
+        Bounds { avoid: self.avoided(unreachable), aside: shard.lending.aside(), lendable: self.lendable() }
     }
 
     /// Fails while there is no cluster, as far as this node knows.

@@ -24,12 +24,12 @@ use quarry_meta_state::{
 };
 use quarry_raft::Term;
 use quarry_wire::{
-    ids::{GrantId, Ordinal},
+    ids::{GrantId, NodeId, Ordinal},
     limits::{COMMAND_BYTES_MAX, LEASE_MAX},
     units::{LogTime, SlotSize},
 };
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     sync::{
         Arc,
@@ -105,7 +105,7 @@ impl Uses {
     }
 
     /// When it was last touched; the beginning of time if it was not.
-    fn last(&self, slab: Ordinal) -> LogTime {
+    pub(crate) fn last(&self, slab: Ordinal) -> LogTime {
         self.part(slab).read().get(&slab).map_or(LogTime(0), |last| LogTime(last.load(Ordering::Relaxed)))
     }
 
@@ -168,15 +168,27 @@ async fn make_room(
     wanted: Option<SlotSize>,
     since: LogTime,
 ) -> Duration {
-    let marks = core.config.eviction;
+    let (marks, lendable) = (core.config.eviction, core.lendable());
     let began = Instant::now();
-    let victims = shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, wanted, since));
+    let victims =
+        shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, wanted, &lendable, since));
     let looked = began.elapsed();
     if lacks.is_empty() && !victims.is_empty() {
         save_leased(core, shard, &victims).await;
     }
     for batch in batches(&victims) {
-        let command = ShardCommand::Evict { victims: batch };
+        if !evict(shard, batch).await {
+            sleep(door::RETRY).await;
+            break;
+        }
+    }
+    looked
+}
+
+/// Lets these slabs go. False if that could not be proposed.
+pub(crate) async fn evict(shard: &HostedShard, victims: Vec<GrantId>) -> bool {
+    for victims in victims.chunks(VICTIMS_MAX) {
+        let command = ShardCommand::Evict { victims: victims.to_vec() };
         match shard.hosted.propose(command, Instant::now() + OWN_PROPOSAL).await.map(|done| done.outcome) {
             Ok(ShardOutcome::Evict(outcomes)) => {
                 for outcome in outcomes {
@@ -190,12 +202,11 @@ async fn make_room(
             Ok(other) => tracing::warn!(shard = shard.id.0, outcome = ?other, "nothing was evicted"),
             Err(refusal) => {
                 tracing::debug!(shard = shard.id.0, %refusal, "nothing was evicted");
-                sleep(door::RETRY).await;
-                break;
+                return false;
             }
         }
     }
-    looked
+    true
 }
 
 /// Moves values that were leased lately out of slabs that are to go.
@@ -232,12 +243,13 @@ fn victims(
     marks: Marks,
     lacks: &BTreeSet<Lack>,
     wanted: Option<SlotSize>,
+    lendable: &BTreeMap<NodeId, u64>,
     since: LogTime,
 ) -> Vec<Victim> {
     if marks.low == 0 {
         return Vec::new();
     }
-    state.victims(marks, lacks, wanted, |slab| uses.last(slab).max(since))
+    state.victims(marks, lacks, wanted, lendable, |slab| uses.last(slab).max(since))
 }
 
 /// Cut so that no command is large nor takes long to apply.

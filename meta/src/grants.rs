@@ -6,7 +6,7 @@
 use crate::{core::Core, door};
 use quarry_meta_state::{
     RequestRefusal, Shard,
-    shard::{GrantRefusal, GrantRequest, ShardCommand},
+    shard::{GrantRefusal, GrantRequest, ShardCommand, plan::Bounds},
 };
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
@@ -14,7 +14,7 @@ use quarry_wire::{
     ids::NodeId,
     units::{LogTime, millis},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A grant that is wanted.
 #[derive(Clone, Debug)]
@@ -22,18 +22,17 @@ pub(crate) struct GrantWish {
     /// The proposing node.
     pub(crate) meta: NodeId,
     pub(crate) asked: GrantRequest,
-    /// Nodes that cannot be used: silent to this node, or unreachable to the writer.
-    pub(crate) avoid: BTreeSet<NodeId>,
+    pub(crate) bounds: Bounds,
 }
 
-/// Plans in the order of the wishes. Wishes that avoid the same nodes, as nearly all do, see each other's places; others may meet in one place,
+/// Plans in the order of the wishes. Wishes within the same bounds, as nearly all are, see each other's places; others may meet in one place,
 /// then the second is refused when it is applied and planned again.
 pub(crate) fn plan(state: &Shard, at: LogTime, wishes: &[GrantWish]) -> Vec<Result<ShardCommand, Refusal>> {
     let mut planners = BTreeMap::new();
     wishes
         .iter()
         .map(|wish| {
-            let planner = planners.entry(&wish.avoid).or_insert_with(|| state.planner(at, &wish.avoid));
+            let planner = planners.entry(&wish.bounds).or_insert_with(|| state.planner_within(at, &wish.bounds));
             planner.grant(wish.meta, wish.asked.clone()).map_err(|why| refused(why, &wish.asked, state))
         })
         .collect()
@@ -88,6 +87,13 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shar
             needed_bytes: u64::from(wanted.slot_size.0),
             free_bytes: state.room().values().map(|room| room.free).sum(),
             terminal: retry_after.is_none(),
+        }),
+        GrantRefusal::NotLentYet { .. } => Refusal::NoSpace(v1::NoSpace {
+            resource: format!("memory of data nodes ({refusal})"),
+            retry_after_ms: millis(door::RETRY),
+            needed_bytes: u64::from(wanted.slot_size.0),
+            free_bytes: state.room().values().map(|room| room.free).sum(),
+            terminal: false,
         }),
         GrantRefusal::Quota { limit, used, asked, comes_back } => {
             let name = state.namespace(wanted.namespace).map_or_else(String::new, |known| known.name.clone());

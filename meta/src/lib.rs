@@ -33,6 +33,7 @@ mod health;
 mod hosted;
 mod leaders;
 mod leases;
+mod lending;
 mod machine;
 mod members;
 mod membership;

@@ -20,6 +20,7 @@ const EVICTED_SLABS: &str = "quarry_meta_evicted_slabs_total";
 const EVICTED_VALUES: &str = "quarry_meta_evicted_values_total";
 const EVICTED_BYTES: &str = "quarry_meta_evicted_bytes_total";
 const DAMAGED: &str = "quarry_meta_damaged_copies_total";
+const GIVEN_BACK: &str = "quarry_meta_extents_given_back_total";
 const MOVED_VALUES: &str = "quarry_meta_moved_values_total";
 const MOVED_BYTES: &str = "quarry_meta_moved_bytes_total";
 const GROUPS_LED: &str = "quarry_raft_groups_led";
@@ -52,6 +53,11 @@ pub fn describe_metrics() {
         DAMAGED,
         Unit::Count,
         "Copies that their holders found damaged and this node gave up as the shard's leader."
+    );
+    describe_counter!(
+        GIVEN_BACK,
+        Unit::Count,
+        "Extents that this node, as the shard's leader, gave back to the directory for others to use."
     );
     describe_counter!(
         MOVED_VALUES,
@@ -122,6 +128,11 @@ pub(crate) fn committed(shard: ShardId, outcomes: &[v1::CommitOutcome]) {
     for (outcome, count) in counts {
         counter!(COMMITS, "shard" => shard.0.to_string(), "outcome" => outcome).increment(count);
     }
+}
+
+/// An extent was given back.
+pub(crate) fn given_back(shard: ShardId) {
+    counter!(GIVEN_BACK, "shard" => shard.0.to_string()).increment(1);
 }
 
 /// Values were moved.

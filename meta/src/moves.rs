@@ -113,7 +113,8 @@ pub(crate) async fn move_values(
     while !values.is_empty() && moved.bytes < most && Instant::now() < deadline {
         let (at, avoid) = (shard.hosted.running()?, core.avoided(&[]));
         let next = values.len().min(PLANNED);
-        let plan = shard.hosted.read(|state| state.plan_move(core.config.node, at, &values[..next], away, &avoid));
+        let away = away | &shard.lending.aside();
+        let plan = shard.hosted.read(|state| state.plan_move(core.config.node, at, &values[..next], &away, &avoid));
         let Some(plan) = plan else {
             values.drain(..next);
             continue;

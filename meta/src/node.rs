@@ -9,6 +9,7 @@ use crate::{
     feed, health,
     hosted::Hosted,
     leases::Horizon,
+    lending::{self, Lending},
     machine::{Replicated, StateMachine},
     members,
     membership::Membership,
@@ -104,15 +105,16 @@ impl MetaNode {
             let hosted = start_group(&host, GroupId(id.0), state, &mut work).await?;
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
             let (horizon, trees) = (Horizon::default(), Trees::default());
-            let (eviction, moving) = (Eviction::default(), Moving::default());
-            shards.push(HostedShard { id, hosted, horizon, trees, eviction, moving });
+            let (eviction, moving, lending) = (Eviction::default(), Moving::default(), Lending::default());
+            shards.push(HostedShard { id, hosted, horizon, trees, eviction, moving, lending });
         }
-        work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
         let membership = Arc::new(Membership::new(config.node_silence, Instant::now()));
         work.spawn(Arc::clone(&membership).judge(Arc::clone(&directory)));
 
         let (health, health_service) = tonic_health::server::health_reporter();
         let core = Arc::new(Core::new(config, host, directory, shards, membership));
+        work.spawn(lending::lend(Arc::clone(&core)));
+        work.spawn(lending::give(Arc::clone(&core)));
         for index in 0..core.shards.len() {
             work.spawn(eviction::run(Arc::clone(&core), index));
             work.spawn(moves::compact(Arc::clone(&core), index));

@@ -12,8 +12,8 @@ use crate::{
 };
 use futures::future::{join_all, try_join_all};
 use quarry_meta_state::{
-    Shard,
-    directory::{Cluster, DirectoryCommand, DirectoryOutcome, InitRefusal},
+    Directory, Shard,
+    directory::{Cluster, DirectoryCommand, DirectoryOutcome, InitRefusal, RegionState},
 };
 use quarry_proto::{
     convert::{self, required},
@@ -354,7 +354,9 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         groups: std::iter::once(group_status(&core.directory)).chain(shards).collect(),
         data_nodes,
         counters: core.counters.read(),
-        space: core.shards.iter().flat_map(|shard| shard.hosted.read(space)).collect(),
+        space: (core.directory.read(unlent).into_iter())
+            .chain(core.shards.iter().flat_map(|shard| shard.hosted.read(space)))
+            .collect(),
         admin_address: core.config.admin_address.clone().unwrap_or_default(),
         certificate: core.config.certificate.encode().into(),
         metas,
@@ -391,6 +393,17 @@ fn group_status<S: Replicated>(hosted: &Hosted<S>) -> v1::GroupStatus {
         // Hashing the whole state stops its applies: only StateHash does it.
         hash: Vec::new().into(),
     }
+}
+
+/// What is lent to no shard: one row for each region, as of shard 0.
+fn unlent(directory: &Directory) -> Vec<v1::SpaceStatus> {
+    let row = |state: RegionState| v1::SpaceStatus {
+        region: Some(state.region.into()),
+        free_bytes: directory.unlent_bytes(state.region),
+        total_bytes: state.bytes,
+        ..Default::default()
+    };
+    directory.regions().map(|region| row(region.state)).collect()
 }
 
 /// The space of a shard: one row for each region, with the numbers of the shard's live grants, keys and pins in its first row.

@@ -5,13 +5,13 @@ use crate::{
     core::{Core, HostedShard, namespace, not_made},
     door,
     grants::{self, GrantWish, request_refused, sign},
-    metrics,
+    lending, metrics,
 };
 use futures::future::join_all;
 use quarry_meta_state::{
     Directory,
     directory::{DirectoryCommand, DirectoryOutcome, Policy, namespaces::NamespaceRefusal},
-    shard::{DeleteKey, DeleteRefusal, GrantRequest, Lack, SealRefusal, ShardCommand, ShardOutcome},
+    shard::{DeleteKey, DeleteRefusal, GrantRequest, Lack, SealRefusal, ShardCommand, ShardOutcome, plan::Bounds},
 };
 use quarry_proto::{
     convert,
@@ -21,13 +21,13 @@ use quarry_proto::{
 use quarry_trust::Caller;
 use quarry_wire::{
     grant::{Class, Grant},
-    ids::{NamespaceId, ShardId},
+    ids::{NamespaceId, NodeId, ShardId},
     key::Key,
     limits::{COMMAND_BYTES_MAX, COPIES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX, NAMESPACE_NAME_BYTES_MAX},
-    units::{SlotCount, SlotSize},
+    units::{SlotCount, SlotSize, millis},
     version::Version,
 };
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 use tokio::time::{Instant, sleep};
 use tonic::{Request, Response, Status};
 
@@ -225,8 +225,17 @@ async fn plan_grant(
     deadline: Instant,
 ) -> Result<(Grant, u64), Refusal> {
     loop {
-        let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), avoid: core.avoided(unreachable) };
-        let done = shard.hosted.plan(wish, deadline).await?;
+        let bounds = core.bounds(shard, unreachable);
+        let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), bounds: bounds.clone() };
+        let done = match shard.hosted.plan(wish, deadline).await {
+            Err(Refusal::NoSpace(lack)) => {
+                if lent_more(core, shard, wanted, &bounds, deadline).await? {
+                    continue;
+                }
+                return Err(Refusal::NoSpace(not_final_yet(core, shard, wanted, &bounds.avoid, lack)));
+            }
+            done => done?,
+        };
         match done.outcome {
             ShardOutcome::Grant(Ok(grant)) => return Ok((grant, done.at.0)),
             // Something applied in between took the place; plan again with what is so now.
@@ -241,6 +250,38 @@ async fn plan_grant(
             other => return Err(strange(&other)),
         }
     }
+}
+
+/// Wants an extent of every node without a place for the slot. Whether to plan again, because one was lent.
+async fn lent_more(
+    core: &Core,
+    shard: &HostedShard,
+    wanted: &GrantRequest,
+    bounds: &Bounds,
+    deadline: Instant,
+) -> Result<bool, Refusal> {
+    let bytes = u64::from(wanted.slot_size.0);
+    let lacking = shard.hosted.read(|state| state.lacks_place(bytes, &bounds.avoid));
+    lending::want(shard, &lacking, bytes, deadline).await?;
+    let lendable = core.lendable();
+    let coming =
+        lacking.into_iter().filter(|node| lendable.get(node).is_some_and(|largest| *largest >= bytes)).collect();
+    Ok(lending::lent(shard, &coming, bytes, deadline).await && Instant::now() + REPLAN_PAUSE < deadline)
+}
+
+/// Want of room is not final while other shards may give some back.
+fn not_final_yet(
+    core: &Core,
+    shard: &HostedShard,
+    wanted: &GrantRequest,
+    avoid: &BTreeSet<NodeId>,
+    mut lack: v1::NoSpace,
+) -> v1::NoSpace {
+    let lacking = shard.hosted.read(|state| state.lacks_place(wanted.slot_size.0.into(), avoid));
+    if lack.terminal && lending::may_come(core, shard, &lacking) {
+        (lack.terminal, lack.retry_after_ms) = (false, millis(door::RETRY));
+    }
+    lack
 }
 
 async fn seal(core: &Core, asked: v1::SealRequest, deadline: Instant) -> Result<v1::SealReply, Refusal> {

@@ -28,7 +28,7 @@ const ASKS_BELOW: u64 = 4;
 /// Of a node's extents one part in so many is lent ahead of need, in equal shares.
 const AHEAD: u32 = 4;
 /// A shard empties an extent for another one only if it has at least so many more.
-const RICHER: u32 = 2;
+pub const RICHER: u32 = 2;
 
 /// What one shard has of each node's memory, and what it needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,7 +65,8 @@ impl Held {
         self.room * ASKS_BELOW < self.bytes
     }
     /// Whether it would have room enough with one extent of those less.
-    const fn can_spare(&self) -> bool {
+    #[must_use]
+    pub const fn can_spare(&self) -> bool {
         let Some(one) = self.bytes.checked_div(self.extents as u64) else { return false };
         self.wanted.is_none() && self.loose > 0 && self.room.saturating_sub(one) * ASKS_BELOW >= self.bytes - one
     }
@@ -172,11 +173,8 @@ impl Directory {
 
 impl Claim {
     fn of(holdings: &Holdings, node: NodeId, extents: &[(ExtentId, Option<ShardId>, u64)]) -> Self {
-        let mut claim = Self {
-            shard: holdings.shard,
-            held: holdings.nodes.get(&node).copied().unwrap_or_default(),
-            in_transit: 0,
-        };
+        let mut claim =
+            Self { shard: holdings.shard, held: holdings.nodes.get(&node).copied().unwrap_or_default(), in_transit: 0 };
         let lent = extents.iter().filter(|(_, shard, _)| *shard == Some(holdings.shard));
         let seen = usize::try_from(claim.held.extents).unwrap_or(usize::MAX);
         for (_, _, bytes) in lent.skip(seen) {
@@ -262,7 +260,9 @@ pub fn ledger(directory: &Directory, shards: &[&Shard]) -> Result<BTreeMap<Regio
     for (region, account) in &accounts {
         let Account { total, unlent, in_transit, free, granted, committed, quarantined } = *account;
         let sum = unlent + in_transit + free + granted + committed + quarantined;
-        Violation::unless(sum == total, Invariant::NothingLeaks, || format!("{region}: {sum} of {total}: {account:?}"))?;
+        Violation::unless(sum == total, Invariant::NothingLeaks, || {
+            format!("{region}: {sum} of {total}: {account:?}")
+        })?;
     }
     Ok(accounts)
 }

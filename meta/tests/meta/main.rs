@@ -4,6 +4,7 @@
 mod cluster;
 mod eviction;
 mod leaders;
+mod lending;
 mod members;
 mod moves;
 mod nodes;

@@ -78,7 +78,8 @@ impl Shard {
         is_aside: impl Fn(ExtentId) -> bool,
     ) -> Planner<'a> {
         let (left, planned) = (BTreeMap::new(), BTreeMap::new());
-        let mut planner = Planner { shard: self, at, avoid, lendable, left, nodes: BTreeMap::new(), planned, grants: 0 };
+        let mut planner =
+            Planner { shard: self, at, avoid, lendable, left, nodes: BTreeMap::new(), planned, grants: 0 };
         let mut nodes: BTreeMap<NodeId, Room> = BTreeMap::new();
         let open = |extent: ExtentId| planner.is_usable(extent) && !is_aside(extent);
         for (extent, held) in self.extents.iter().filter(|(extent, _)| open(**extent)) {
@@ -169,8 +170,10 @@ impl Planner<'_> {
 
     /// Whether one slot has a place at fewer than `needed` nodes, and at others there is memory to lend.
     fn waits_for_memory(&self, one: u64, needed: u8) -> Result<(), GrantRefusal> {
-        let placed: BTreeSet<NodeId> = self.places(one, usize::MAX).iter().map(|place| place.extent.region.node).collect();
-        let is_known_up = |node: NodeId| self.shard.regions.values().any(|it| it.region.node == node && self.shard.is_open(it.region));
+        let placed: BTreeSet<NodeId> =
+            self.places(one, usize::MAX).iter().map(|place| place.extent.region.node).collect();
+        let is_known_up =
+            |node: NodeId| self.shard.regions.keys().any(|it| it.node == node && self.shard.is_open(*it));
         let more = self.lendable.iter().any(|(node, largest)| {
             *largest >= one && !placed.contains(node) && !self.avoid.contains(node) && is_known_up(*node)
         });

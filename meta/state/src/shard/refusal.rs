@@ -360,7 +360,9 @@ pub enum GrantRefusal {
         retry_after: Option<Duration>,
     },
     /// There is no place yet, but the directory has memory to lend.
-    #[error("there is no place for the slab yet at {needed} nodes, only at {found}; at others the directory has memory to lend")]
+    #[error(
+        "there is no place for the slab yet at {needed} nodes, only at {found}; at others the directory has memory to lend"
+    )]
     NotLentYet {
         /// Nodes asked for.
         needed: u8,

@@ -353,7 +353,7 @@ fn an_extent_on_its_way_is_not_lent_twice() {
 
 #[test]
 fn the_ledger_finds_an_extent_that_two_hold_or_nobody() {
-    let mut it = Lenders::new(1, 2, 1);
+    let it = Lenders::new(1, 2, 1);
     let (taken, lend) = it.shards[0].idle_extents().next().unwrap();
     // A directory that takes an extent back which its shard still holds.
     let mut hasty = it.directory.clone();

@@ -1,0 +1,307 @@
+//! Extents go where they are needed: the directory's leader lends, shards' leaders give back.
+//!
+//! Both look at the replicas on their own node and do what [`quarry_meta_state::lending`] plans from them, so they need no messages of their own:
+//! what a shard wants and what it gave back stands in its replicated state, and the next leader sees it. What is remembered here is only for
+//! how long an extent has been empty, and which one is being emptied; a new leader begins that anew.
+
+use crate::{
+    core::{Core, HostedShard},
+    door,
+    hosted::{Hosted, OWN_PROPOSAL},
+    metrics,
+};
+use futures::{
+    future::{join_all, select_all},
+    stream::{FuturesUnordered, StreamExt as _},
+};
+use parking_lot::Mutex;
+use quarry_meta_state::{
+    Directory, Shard,
+    directory::{DirectoryCommand, DirectoryOutcome},
+    lending::{Giving, Holdings, ahead, giving},
+    shard::{ShardCommand, ShardOutcome},
+};
+use quarry_proto::refusal::Refusal;
+use quarry_wire::ids::{ExtentId, LendNumber, NodeId, ShardId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// Extents lent or taken back in one go.
+const LENDINGS_AT_ONCE: usize = 64;
+/// Between two looks of the directory's leader at shards that change all the time.
+const LEND_PAUSE: Duration = Duration::from_millis(5);
+/// The same for what shards give back.
+const GIVE_PAUSE: Duration = Duration::from_millis(50);
+/// A look at large shards takes time in which nothing is applied: the pause is at least so many times as long.
+const PAUSE_TIMES: u32 = 20;
+/// An extent is given to another shard only when it has been empty for so long: who was just lent it uses it first.
+const EMPTY_FOR: Duration = Duration::from_secs(2);
+/// An extent goes back by itself when it has been empty for so long.
+const IDLE_FOR: Duration = Duration::from_secs(60);
+/// A shard that was to empty an extent and could not looks for another one after so long.
+const EMPTYING_MAX: Duration = Duration::from_secs(60);
+/// How long a grant waits for an extent before it looks again.
+const LENT_WITHIN: Duration = Duration::from_secs(2);
+/// How long a shard's own proposals about extents may take; others wait behind them.
+const GIVE_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a shard's leader knows about extents that it gives back.
+#[derive(Default)]
+pub(crate) struct Lending {
+    /// Extents that are being emptied for other shards, and until when that is tried: nothing new goes there.
+    emptying: Mutex<BTreeMap<ExtentId, Instant>>,
+}
+
+impl Lending {
+    /// Extents that nothing new is to be planned in.
+    pub(crate) fn aside(&self) -> BTreeSet<ExtentId> {
+        self.emptying.lock().keys().copied().collect()
+    }
+}
+
+/// What each shard has, as this node's replicas show it.
+fn holdings(core: &Core) -> Vec<Holdings> {
+    core.shards.iter().map(|shard| shard.hosted.read(Shard::holdings)).collect()
+}
+
+/// Lends what is needed and takes back what was returned while this node leads the directory. Ends with the directory.
+pub(crate) async fn lend(core: Arc<Core>) {
+    let mut watch = core.directory.watch();
+    let mut watches: Vec<_> = core.shards.iter().map(|shard| shard.hosted.watch()).collect();
+    loop {
+        watch.mark_unchanged();
+        for watch in &mut watches {
+            watch.mark_unchanged();
+        }
+        let mut looked = Duration::ZERO;
+        if core.directory.leads().is_ok() {
+            let mut commands = returned(&core);
+            let began = Instant::now();
+            let holdings = holdings(&core);
+            commands.extend(core.directory.read(|directory| directory.plan_lending(&holdings, LENDINGS_AT_ONCE)));
+            looked = began.elapsed();
+            if !commands.is_empty() {
+                if !all_taken(&core.directory, commands).await {
+                    sleep(door::RETRY).await;
+                }
+                continue;
+            }
+        }
+        let mut shard_changes: FuturesUnordered<_> = watches.iter_mut().map(|watch| watch.changed()).collect();
+        tokio::select! {
+            changed = watch.changed() => if changed.is_err() { return },
+            Some(_) = shard_changes.next() => {}
+        }
+        sleep(LEND_PAUSE.max(looked * PAUSE_TIMES)).await;
+    }
+}
+
+/// What shards gave back and the directory does not show yet.
+fn returned(core: &Core) -> Vec<DirectoryCommand> {
+    let mut commands = Vec::new();
+    for shard in &core.shards {
+        let given: Vec<_> = shard.hosted.read(|state| state.returned().collect());
+        core.directory.read(|directory| {
+            for (extent, lend) in given {
+                if directory.lent(extent) == Some((shard.id, lend)) {
+                    commands.push(DirectoryCommand::Returned { extent, shard: shard.id, lend });
+                }
+            }
+        });
+    }
+    commands.truncate(LENDINGS_AT_ONCE);
+    commands
+}
+
+async fn all_taken(directory: &Hosted<Directory>, commands: Vec<DirectoryCommand>) -> bool {
+    let deadline = Instant::now() + OWN_PROPOSAL;
+    let outcomes = join_all(commands.into_iter().map(|command| directory.propose(command, deadline))).await;
+    outcomes.into_iter().fold(true, |all, outcome| match outcome.map(|done| done.outcome) {
+        Ok(DirectoryOutcome::Lend(Ok(_)) | DirectoryOutcome::Returned(Ok(()))) => all,
+        Ok(other) => {
+            tracing::debug!(outcome = ?other, "an extent was not lent or taken back");
+            false
+        }
+        Err(refusal) => {
+            tracing::debug!(%refusal, "an extent was not lent or taken back");
+            false
+        }
+    })
+}
+
+/// An extent under one lending.
+type Lent = (ExtentId, LendNumber);
+
+/// Gives back extents of the shards that this node leads: of dead regions, for other shards, and what nobody has used for long. Ends with the
+/// directory.
+pub(crate) async fn give(core: Arc<Core>) {
+    let mut watches: Vec<_> =
+        std::iter::once(core.directory.watch()).chain(core.shards.iter().map(|shard| shard.hosted.watch())).collect();
+    // Since when each extent is seen empty.
+    let mut empty: BTreeMap<(ShardId, Lent), Instant> = BTreeMap::new();
+    loop {
+        for watch in &mut watches {
+            watch.mark_unchanged();
+        }
+        let (next, looked) = give_back(&core, &mut empty).await;
+        {
+            let changed = select_all(watches.iter_mut().map(|watch| Box::pin(watch.changed())));
+            tokio::select! {
+                (changed, at, _) = changed => if changed.is_err() && at == 0 { return },
+                () = async { sleep_until(next.unwrap_or_else(Instant::now)).await }, if next.is_some() => {}
+            }
+        }
+        sleep(GIVE_PAUSE.max(looked * PAUSE_TIMES)).await;
+    }
+}
+
+/// One look at all shards that are led here. Answers when to look again though nothing changes, and how long the look took.
+async fn give_back(core: &Core, empty: &mut BTreeMap<(ShardId, Lent), Instant>) -> (Option<Instant>, Duration) {
+    if core.shards.iter().all(|shard| shard.hosted.leads().is_err()) {
+        empty.clear();
+        return (None, Duration::ZERO);
+    }
+    let now = Instant::now();
+    let all = holdings(core);
+    let lendable = core.lendable();
+    let mut next: Option<Instant> = None;
+    let mut look_at = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
+    let mut seen = BTreeSet::new();
+    let mut work = Vec::new();
+    for (shard, own) in core.shards.iter().zip(&all) {
+        if shard.hosted.leads().is_err() {
+            shard.lending.emptying.lock().clear();
+            continue;
+        }
+        let (idle, dead): (Vec<Lent>, Vec<Lent>) =
+            shard.hosted.read(|state| (state.idle_extents().collect(), state.dead_extents().collect()));
+        let mut drops = dead.clone();
+        let still = |extent: ExtentId| shard.hosted.read(|state| state.held(extent).is_some());
+        shard.lending.emptying.lock().retain(|extent, until| now < *until && still(*extent));
+        let mut by_node: BTreeMap<NodeId, Vec<(Instant, Lent)>> = BTreeMap::new();
+        for lent in idle.into_iter().filter(|lent| !dead.contains(lent)) {
+            seen.insert((shard.id, lent));
+            let since = *empty.entry((shard.id, lent)).or_insert(now);
+            by_node.entry(lent.0.region.node).or_default().push((since, lent));
+        }
+        let mut emptied = Vec::new();
+        for (node, held) in &own.nodes {
+            let mut idle = by_node.remove(node).unwrap_or_default();
+            // Those that were to be emptied first, then those that were empty for longest.
+            let is_emptied = |lent: &Lent| shard.lending.emptying.lock().contains_key(&lent.0);
+            idle.sort_by_key(|(since, lent)| (!is_emptied(lent), *since));
+            let first = idle.first().copied();
+            let wanted = giving(own, &all, *node, lendable.contains_key(node));
+            match (wanted, first) {
+                (Giving::Loose | Giving::Emptied, Some((since, lent))) => {
+                    let ripe = if is_emptied(&lent) { since } else { since + EMPTY_FOR };
+                    if ripe <= now { drops.push(lent) } else { look_at(ripe) }
+                }
+                (Giving::Emptied, None) if held.loose == 0 => emptied.push(*node),
+                (Giving::Loose | Giving::Emptied, None) => {}
+                (Giving::Keep, _) => {
+                    shard.lending.emptying.lock().retain(|extent, _| extent.region.node != *node);
+                    if let Some((since, lent)) = first.filter(|_| held.extents > spare(core, *node) && held.can_spare())
+                    {
+                        if since + IDLE_FOR <= now { drops.push(lent) } else { look_at(since + IDLE_FOR) }
+                    }
+                }
+            }
+        }
+        if !drops.is_empty() || !emptied.is_empty() {
+            look_at(now + EMPTY_FOR);
+            work.push(carry_out(core, shard, drops, emptied));
+        }
+    }
+    empty.retain(|lent, _| seen.contains(lent));
+    let looked = now.elapsed();
+    join_all(work).await;
+    (next, looked)
+}
+
+/// Extents of `node` that a shard keeps though it does not use them: what it would be lent ahead of need, and one.
+fn spare(core: &Core, node: NodeId) -> u32 {
+    let (total, shards) = core.directory.read(|directory| {
+        let own = directory.extents().filter(|(extent, ..)| extent.region.node == node).count();
+        (u32::try_from(own).unwrap_or(u32::MAX), directory.shards())
+    });
+    ahead(total, shards).max(1)
+}
+
+async fn carry_out(core: &Core, shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) {
+    for node in emptied {
+        empty_one(core, shard, node).await;
+    }
+    let deadline = Instant::now() + GIVE_WITHIN;
+    let drop = |(extent, lend)| shard.hosted.propose(ShardCommand::DropExtent { extent, lend }, deadline);
+    for done in join_all(drops.into_iter().map(drop)).await {
+        match done.map(|done| done.outcome) {
+            Ok(ShardOutcome::DropExtent(Ok(()))) => metrics::given_back(shard.id),
+            Ok(other) => tracing::debug!(shard = shard.id.0, outcome = ?other, "an extent stays"),
+            Err(refusal) => tracing::debug!(shard = shard.id.0, %refusal, "an extent stays"),
+        }
+    }
+}
+
+/// Begins to empty the extent of `node` that was used least recently, unless eviction is off or one is being emptied.
+async fn empty_one(core: &Core, shard: &HostedShard, node: NodeId) {
+    let is_under_way = shard.lending.emptying.lock().keys().any(|extent| extent.region.node == node);
+    if core.config.eviction.low == 0 || is_under_way {
+        return;
+    }
+    let uses = &shard.eviction.uses;
+    let Some((extent, victims)) = shard.hosted.read(|state| state.victims_of_an_extent(node, |slab| uses.last(slab)))
+    else {
+        return;
+    };
+    // Before anything goes, so that nobody takes what becomes free of it.
+    shard.lending.emptying.lock().insert(extent, Instant::now() + EMPTYING_MAX);
+    tracing::debug!(shard = shard.id.0, %extent, slabs = victims.len(), "emptied for another shard");
+    crate::eviction::evict(shard, victims).await;
+}
+
+/// Nodes with memory that could come to `shard` from others, for a slot of `bytes`: it is not the end if there is none now.
+pub(crate) fn may_come(core: &Core, shard: &HostedShard, nodes: &BTreeSet<NodeId>) -> bool {
+    let all = holdings(core);
+    let evicts = core.config.eviction.low > 0;
+    let Some(own) = all.iter().find(|it| it.shard == shard.id) else { return false };
+    let has = |it: &Holdings, node: &NodeId| it.nodes.get(node).copied().unwrap_or_default();
+    nodes.iter().any(|node| {
+        let others = all.iter().filter(|other| other.shard != shard.id).map(|other| (other, has(other, node)));
+        others.into_iter().any(|(other, held)| {
+            held.loose > 0
+                || held.extents > 0 && other.has_grants
+                || evicts && held.extents >= has(own, node).extents + quarry_meta_state::lending::RICHER
+        })
+    })
+}
+
+/// Has the shard want an extent of each of these nodes for a slot of `bytes`.
+///
+/// # Errors
+/// [`Refusal`]: this node leads no more, or cannot propose.
+pub(crate) async fn want(
+    shard: &HostedShard,
+    nodes: &BTreeSet<NodeId>,
+    bytes: u64,
+    deadline: Instant,
+) -> Result<(), Refusal> {
+    let nodes: Vec<NodeId> =
+        shard.hosted.read(|state| nodes.iter().copied().filter(|node| !state.wants(*node, bytes)).collect());
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    let deadline = deadline.min(Instant::now() + GIVE_WITHIN);
+    shard.hosted.propose(ShardCommand::Want { nodes, bytes }, deadline).await.map(|_| ())
+}
+
+/// Waits until one of these nodes, of which an extent is wanted, was lent one; false if none was for a while.
+pub(crate) async fn lent(shard: &HostedShard, nodes: &BTreeSet<NodeId>, bytes: u64, deadline: Instant) -> bool {
+    let deadline = deadline.min(Instant::now() + LENT_WITHIN);
+    !nodes.is_empty()
+        && shard.hosted.wait_for(deadline, |state| nodes.iter().any(|node| !state.wants(*node, bytes))).await
+}
