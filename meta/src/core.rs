@@ -42,7 +42,7 @@ pub(crate) struct Core {
     pub(crate) host: Host,
     pub(crate) directory: Arc<Hosted<Directory>>,
     /// In the order of their numbers, from 1.
-    pub(crate) shards: Vec<HostedShard>,
+    pub(crate) shards: Arc<[HostedShard]>,
     pub(crate) membership: Arc<Membership>,
     pub(crate) counters: Counters,
     pub(crate) gate: Gate,
@@ -63,7 +63,7 @@ impl Core {
         config: MetaConfig,
         host: Host,
         directory: Arc<Hosted<Directory>>,
-        shards: Vec<HostedShard>,
+        shards: Arc<[HostedShard]>,
         membership: Arc<Membership>,
     ) -> Self {
         let (counters, gate) = (Counters::default(), Gate::default());

@@ -64,28 +64,28 @@ impl Lending {
 }
 
 /// What each shard has, as this node's replicas show it.
-fn holdings(core: &Core) -> Vec<Holdings> {
-    core.shards.iter().map(|shard| shard.hosted.read(Shard::holdings)).collect()
+fn holdings(shards: &[HostedShard]) -> Vec<Holdings> {
+    shards.iter().map(|shard| shard.hosted.read(Shard::holdings)).collect()
 }
 
 /// Lends what is needed and takes back what was returned while this node leads the directory. Ends with the directory.
-pub(crate) async fn lend(core: Arc<Core>) {
-    let mut watch = core.directory.watch();
-    let mut watches: Vec<_> = core.shards.iter().map(|shard| shard.hosted.watch()).collect();
+pub(crate) async fn lend(directory: Arc<Hosted<Directory>>, shards: Arc<[HostedShard]>) {
+    let mut watch = directory.watch();
+    let mut watches: Vec<_> = shards.iter().map(|shard| shard.hosted.watch()).collect();
     loop {
         watch.mark_unchanged();
         for watch in &mut watches {
             watch.mark_unchanged();
         }
         let mut looked = Duration::ZERO;
-        if core.directory.leads().is_ok() {
-            let mut commands = returned(&core);
+        if directory.leads().is_ok() {
+            let mut commands = returned(&directory, &shards);
             let began = Instant::now();
-            let holdings = holdings(&core);
-            commands.extend(core.directory.read(|directory| directory.plan_lending(&holdings, LENDINGS_AT_ONCE)));
+            let holdings = holdings(&shards);
+            commands.extend(directory.read(|directory| directory.plan_lending(&holdings, LENDINGS_AT_ONCE)));
             looked = began.elapsed();
             if !commands.is_empty() {
-                if !all_taken(&core.directory, commands).await {
+                if !all_taken(&directory, commands).await {
                     sleep(door::RETRY).await;
                 }
                 continue;
@@ -101,11 +101,11 @@ pub(crate) async fn lend(core: Arc<Core>) {
 }
 
 /// What shards gave back and the directory does not show yet.
-fn returned(core: &Core) -> Vec<DirectoryCommand> {
+fn returned(directory: &Hosted<Directory>, shards: &[HostedShard]) -> Vec<DirectoryCommand> {
     let mut commands = Vec::new();
-    for shard in &core.shards {
+    for shard in shards {
         let given: Vec<_> = shard.hosted.read(|state| state.returned().collect());
-        core.directory.read(|directory| {
+        directory.read(|directory| {
             for (extent, lend) in given {
                 if directory.lent(extent) == Some((shard.id, lend)) {
                     commands.push(DirectoryCommand::Returned { extent, shard: shard.id, lend });
@@ -138,16 +138,17 @@ type Lent = (ExtentId, LendNumber);
 
 /// Gives back extents of the shards that this node leads: of dead regions, for other shards, and what nobody has used for long. Ends with the
 /// directory.
-pub(crate) async fn give(core: Arc<Core>) {
+/// `evicts`: whether an extent is emptied for a shard that is poorer.
+pub(crate) async fn give(directory: Arc<Hosted<Directory>>, shards: Arc<[HostedShard]>, evicts: bool) {
     let mut watches: Vec<_> =
-        std::iter::once(core.directory.watch()).chain(core.shards.iter().map(|shard| shard.hosted.watch())).collect();
+        std::iter::once(directory.watch()).chain(shards.iter().map(|shard| shard.hosted.watch())).collect();
     // Since when each extent is seen empty.
     let mut empty: BTreeMap<(ShardId, Lent), Instant> = BTreeMap::new();
     loop {
         for watch in &mut watches {
             watch.mark_unchanged();
         }
-        let (next, looked) = give_back(&core, &mut empty).await;
+        let (next, looked) = give_back(&directory, &shards, evicts, &mut empty).await;
         {
             let changed = select_all(watches.iter_mut().map(|watch| Box::pin(watch.changed())));
             tokio::select! {
@@ -160,19 +161,24 @@ pub(crate) async fn give(core: Arc<Core>) {
 }
 
 /// One look at all shards that are led here. Answers when to look again though nothing changes, and how long the look took.
-async fn give_back(core: &Core, empty: &mut BTreeMap<(ShardId, Lent), Instant>) -> (Option<Instant>, Duration) {
-    if core.shards.iter().all(|shard| shard.hosted.leads().is_err()) {
+async fn give_back(
+    directory: &Hosted<Directory>,
+    shards: &[HostedShard],
+    evicts: bool,
+    empty: &mut BTreeMap<(ShardId, Lent), Instant>,
+) -> (Option<Instant>, Duration) {
+    if shards.iter().all(|shard| shard.hosted.leads().is_err()) {
         empty.clear();
         return (None, Duration::ZERO);
     }
     let now = Instant::now();
-    let all = holdings(core);
-    let lendable = core.lendable();
+    let all = holdings(shards);
+    let lendable = directory.read(Directory::unlent);
     let mut next: Option<Instant> = None;
     let mut look_at = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
     let mut seen = BTreeSet::new();
     let mut work = Vec::new();
-    for (shard, own) in core.shards.iter().zip(&all) {
+    for (shard, own) in shards.iter().zip(&all) {
         if shard.hosted.leads().is_err() {
             shard.lending.emptying.lock().clear();
             continue;
@@ -201,11 +207,12 @@ async fn give_back(core: &Core, empty: &mut BTreeMap<(ShardId, Lent), Instant>) 
                     let ripe = if is_emptied(&lent) { since } else { since + EMPTY_FOR };
                     if ripe <= now { drops.push(lent) } else { look_at(ripe) }
                 }
-                (Giving::Emptied, None) if held.loose == 0 => emptied.push(*node),
+                (Giving::Emptied, None) if held.loose == 0 && evicts => emptied.push(*node),
                 (Giving::Loose | Giving::Emptied, None) => {}
                 (Giving::Keep, _) => {
                     shard.lending.emptying.lock().retain(|extent, _| extent.region.node != *node);
-                    if let Some((since, lent)) = first.filter(|_| held.extents > spare(core, *node) && held.can_spare())
+                    if let Some((since, lent)) =
+                        first.filter(|_| held.extents > spare(directory, *node) && held.can_spare())
                     {
                         if since + IDLE_FOR <= now { drops.push(lent) } else { look_at(since + IDLE_FOR) }
                     }
@@ -214,7 +221,7 @@ async fn give_back(core: &Core, empty: &mut BTreeMap<(ShardId, Lent), Instant>) 
         }
         if !drops.is_empty() || !emptied.is_empty() {
             look_at(now + EMPTY_FOR);
-            work.push(carry_out(core, shard, drops, emptied));
+            work.push(carry_out(shard, drops, emptied));
         }
     }
     empty.retain(|lent, _| seen.contains(lent));
@@ -224,17 +231,17 @@ async fn give_back(core: &Core, empty: &mut BTreeMap<(ShardId, Lent), Instant>) 
 }
 
 /// Extents of `node` that a shard keeps though it does not use them: what it would be lent ahead of need, and one.
-fn spare(core: &Core, node: NodeId) -> u32 {
-    let (total, shards) = core.directory.read(|directory| {
+fn spare(directory: &Hosted<Directory>, node: NodeId) -> u32 {
+    let (total, shards) = directory.read(|directory| {
         let own = directory.extents().filter(|(extent, ..)| extent.region.node == node).count();
         (u32::try_from(own).unwrap_or(u32::MAX), directory.shards())
     });
     ahead(total, shards).max(1)
 }
 
-async fn carry_out(core: &Core, shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) {
+async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) {
     for node in emptied {
-        empty_one(core, shard, node).await;
+        empty_one(shard, node).await;
     }
     let deadline = Instant::now() + GIVE_WITHIN;
     let drop = |(extent, lend)| shard.hosted.propose(ShardCommand::DropExtent { extent, lend }, deadline);
@@ -247,10 +254,10 @@ async fn carry_out(core: &Core, shard: &HostedShard, drops: Vec<Lent>, emptied: 
     }
 }
 
-/// Begins to empty the extent of `node` that was used least recently, unless eviction is off or one is being emptied.
-async fn empty_one(core: &Core, shard: &HostedShard, node: NodeId) {
+/// Begins to empty the extent of `node` that was used least recently, unless one is being emptied.
+async fn empty_one(shard: &HostedShard, node: NodeId) {
     let is_under_way = shard.lending.emptying.lock().keys().any(|extent| extent.region.node == node);
-    if core.config.eviction.low == 0 || is_under_way {
+    if is_under_way {
         return;
     }
     let uses = &shard.eviction.uses;
@@ -266,7 +273,7 @@ async fn empty_one(core: &Core, shard: &HostedShard, node: NodeId) {
 
 /// Nodes with memory that could come to `shard` from others, for a slot of `bytes`: it is not the end if there is none now.
 pub(crate) fn may_come(core: &Core, shard: &HostedShard, nodes: &BTreeSet<NodeId>) -> bool {
-    let all = holdings(core);
+    let all = holdings(&core.shards);
     let evicts = core.config.eviction.low > 0;
     let Some(own) = all.iter().find(|it| it.shard == shard.id) else { return false };
     let has = |it: &Holdings, node: &NodeId| it.nodes.get(node).copied().unwrap_or_default();

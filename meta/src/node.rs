@@ -112,9 +112,10 @@ impl MetaNode {
         work.spawn(Arc::clone(&membership).judge(Arc::clone(&directory)));
 
         let (health, health_service) = tonic_health::server::health_reporter();
-        let core = Arc::new(Core::new(config, host, directory, shards, membership));
-        work.spawn(lending::lend(Arc::clone(&core)));
-        work.spawn(lending::give(Arc::clone(&core)));
+        let core = Arc::new(Core::new(config, host, directory, shards.into(), membership));
+        work.spawn(lending::lend(Arc::clone(&core.directory), Arc::clone(&core.shards)));
+        let evicts = core.config.eviction.low > 0;
+        work.spawn(lending::give(Arc::clone(&core.directory), Arc::clone(&core.shards), evicts));
         for index in 0..core.shards.len() {
             work.spawn(eviction::run(Arc::clone(&core), index));
             work.spawn(moves::compact(Arc::clone(&core), index));

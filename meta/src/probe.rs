@@ -79,7 +79,7 @@ impl MetaProbe {
     /// Sets the gauges that tell where the node stands. To be called before its metrics are shown.
     pub fn record_metrics(&self) {
         self.core.directory.group.record_metrics();
-        for shard in &self.core.shards {
+        for shard in self.core.shards.iter() {
             shard.hosted.group.record_metrics();
         }
         metrics::groups_led(self.core.offices().filter(|office| office.status().role == Role::Leader).count());
@@ -87,7 +87,7 @@ impl MetaProbe {
         if counted.is_some_and(|at| at.elapsed() < SPACE_EVERY) {
             return;
         }
-        for shard in &self.core.shards {
+        for shard in self.core.shards.iter() {
             metrics::stand(shard);
         }
         let (alive, all) = self.core.directory.read(|directory| {

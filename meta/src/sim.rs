@@ -10,6 +10,7 @@ use crate::{
     grants::{self, GrantWish},
     hosted::Hosted,
     leases::{self, Horizon},
+    lending::{self, Lending},
     machine::{Replicated, StateMachine},
     moves::Moving,
     tree::Trees,
@@ -17,7 +18,7 @@ use crate::{
 use quarry_meta_state::{
     Directory, Entry, Shard,
     directory::{DirectoryCommand, DirectoryOutcome},
-    shard::{GrantRequest, Settings, ShardCommand, ShardOutcome},
+    shard::{GrantRequest, Settings, ShardCommand, ShardOutcome, plan::Bounds},
 };
 use quarry_proto::refusal::Refusal;
 use quarry_raft::{Group, GroupId, GroupStatus, Host, LogIndex, RaftError, RaftNodeId};
@@ -80,7 +81,7 @@ pub struct Done<O> {
 pub struct SimMeta {
     node: NodeId,
     directory: Arc<Hosted<Directory>>,
-    shards: Vec<HostedShard>,
+    shards: Arc<[HostedShard]>,
     _work: JoinSet<()>,
 }
 
@@ -114,10 +115,12 @@ impl SimMeta {
             let hosted = host_group(host.start_group(group, machine).await?, &mut work);
             work.spawn(feed::follow(Arc::clone(&directory), Arc::clone(&hosted)));
             let (horizon, trees) = (Horizon::default(), Trees::default());
-            let (eviction, moving) = (Eviction::default(), Moving::default());
-            shards.push(HostedShard { id, hosted, horizon, trees, eviction, moving });
+            let (eviction, moving, lending) = (Eviction::default(), Moving::default(), Lending::default());
+            shards.push(HostedShard { id, hosted, horizon, trees, eviction, moving, lending });
         }
-        work.spawn(feed::lend(Arc::clone(&directory), shards.iter().map(|shard| Arc::clone(&shard.hosted)).collect()));
+        let shards: Arc<[HostedShard]> = shards.into();
+        work.spawn(lending::lend(Arc::clone(&directory), Arc::clone(&shards)));
+        work.spawn(lending::give(Arc::clone(&directory), Arc::clone(&shards), true));
         Ok(Self { node, directory, shards, _work: work })
     }
 
@@ -127,7 +130,7 @@ impl SimMeta {
     /// Those of the groups.
     pub async fn form(&self, members: &BTreeMap<RaftNodeId, String>) -> Result<(), RaftError> {
         self.directory.group.initialize(members.clone()).await?;
-        for shard in &self.shards {
+        for shard in self.shards.iter() {
             shard.hosted.group.initialize(members.clone()).await?;
         }
         Ok(())
@@ -182,8 +185,26 @@ impl SimMeta {
         let shard = self.shard(shard);
         shard.hosted.leads()?;
         loop {
-            let wish = GrantWish { meta: self.node, asked: asked.clone(), avoid: BTreeSet::new() };
-            let done = shard.hosted.plan(wish, deadline).await?;
+            let bounds = Bounds {
+                avoid: BTreeSet::new(),
+                aside: shard.lending.aside(),
+                lendable: Arc::new(self.directory.read(Directory::unlent)),
+            };
+            let wish = GrantWish { meta: self.node, asked: asked.clone(), bounds };
+            let done = match shard.hosted.plan(wish, deadline).await {
+                Err(Refusal::NoSpace(lack)) => {
+                    let bytes = u64::from(asked.slot_size.0);
+                    let nodes = shard.hosted.read(|state| state.lacks_place(bytes, &BTreeSet::new()));
+                    lending::want(shard, &nodes, bytes, deadline).await?;
+                    if self.directory.read(|directory| directory.unlent().keys().any(|node| nodes.contains(node)))
+                        && lending::lent(shard, &nodes, bytes, deadline).await
+                    {
+                        continue;
+                    }
+                    return Err(Refusal::NoSpace(lack));
+                }
+                done => done?,
+            };
             match &done.outcome {
                 ShardOutcome::Grant(Err(refusal)) if grants::overtaken(refusal) => {
                     sleep(Duration::from_millis(5)).await;

@@ -195,7 +195,7 @@ async fn bootstrap(core: &Core, asked: v1::BootstrapRequest, deadline: Instant) 
         try_join_all(others.map(|(node, (address, _))| is_blank(core, *node, address, deadline))).await?;
     }
     form(&core.directory, &plan, deadline).await?;
-    for shard in &core.shards {
+    for shard in core.shards.iter() {
         form(&shard.hosted, &plan, deadline).await?;
     }
     // Whoever leads the directory now does the rest; its hint says where to go.
@@ -217,7 +217,7 @@ async fn bootstrap(core: &Core, asked: v1::BootstrapRequest, deadline: Instant) 
     };
     let announcing = plan.metas.iter().map(|meta| core.directory.propose(announce(meta), deadline));
     taken(join_all(announcing).await)?;
-    for shard in &core.shards {
+    for shard in core.shards.iter() {
         wait_for_leader(&shard.hosted, deadline).await?;
     }
     offices::spread_anew(core, deadline.min(Instant::now() + 2 * core.config.timing.election_max)).await;

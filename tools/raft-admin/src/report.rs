@@ -88,7 +88,8 @@ fn of_space(it: &v1::SpaceStatus) -> Value {
 
 /// Each region's bytes: *Nothing leaks* means that none is missing for longer than a message is on its way.
 fn memory(reply: &v1::StatusReply) -> Value {
-    let (whole, shares): (Vec<_>, Vec<_>) = reply.space.iter().partition(|it| it.shard == admin::DIRECTORY);
+    let (whole, shares): (Vec<&v1::SpaceStatus>, Vec<&v1::SpaceStatus>) =
+        reply.space.iter().partition(|it| it.shard == admin::DIRECTORY);
     let of_region = |it: &&v1::SpaceStatus| {
         let own = shares.iter().filter(|share| share.region == it.region);
         let held: u64 = own
