@@ -8,8 +8,9 @@ use crate::{
     world::{NODES, SHARDS, World},
 };
 use quarry_meta_state::{
-    RequestId,
+    RequestId, Shard,
     directory::{Cluster, DirectoryCommand, DirectoryOutcome, Policy},
+    lending::ledger,
     shard::{DeleteKey, ShardCommand},
 };
 use quarry_raft::{Role, sim};
@@ -263,7 +264,7 @@ async fn drain(world: &World) {
                     let total = state.space().total;
                     times.insert((state.log_time(), total.committed_slots));
                     let resting = total.bytes - total.free_bytes - total.committed_bytes;
-                    if resting > 0 || total.bytes == 0 {
+                    if resting > 0 {
                         left.push(format!("{shard} at {}: {resting} of {} bytes", meta.node(), total.bytes));
                     }
                     let lent = meta.look_up(|directory| {
@@ -274,6 +275,15 @@ async fn drain(world: &World) {
                         left.push(format!("{shard} at {} holds other extents than the directory lent", meta.node()));
                     }
                 });
+            }
+        }
+        for meta in World::ids().filter_map(|node| world.meta(node)) {
+            let shards: Vec<Shard> = (1..=SHARDS).map(|shard| meta.look(ShardId(shard), Shard::clone)).collect();
+            let counted = meta.look_up(|directory| ledger(directory, &shards.iter().collect::<Vec<_>>()));
+            match counted {
+                Ok(accounts) if accounts.values().all(|account| account.in_transit == 0) => {}
+                Ok(accounts) => left.push(format!("on its way at {}: {accounts:?}", meta.node())),
+                Err(broken) => left.push(format!("{broken} at {}", meta.node())),
             }
         }
         if left.is_empty() || world.checks.is_broken() {
