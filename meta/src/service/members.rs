@@ -262,7 +262,7 @@ pub(super) async fn set_standing(
     let node = NodeId(asked.node);
     known(core, node)?;
     let (mut copies, mut last_copies) = (0, 0);
-    for shard in &core.shards {
+    for shard in core.shards.iter() {
         let (all, last) = shard.hosted.read(|state| state.copies_on(node));
         (copies, last_copies) = (copies + all, last_copies + last);
     }

@@ -172,8 +172,7 @@ impl Planner<'_> {
     fn waits_for_memory(&self, one: u64, needed: u8) -> Result<(), GrantRefusal> {
         let placed: BTreeSet<NodeId> =
             self.places(one, usize::MAX).iter().map(|place| place.extent.region.node).collect();
-        let is_known_up =
-            |node: NodeId| self.shard.regions.keys().any(|it| it.node == node && self.shard.is_open(*it));
+        let is_known_up = |node: NodeId| self.shard.regions.keys().any(|it| it.node == node && self.shard.is_open(*it));
         let more = self.lendable.iter().any(|(node, largest)| {
             *largest >= one && !placed.contains(node) && !self.avoid.contains(node) && is_known_up(*node)
         });
@@ -243,8 +242,7 @@ impl Planner<'_> {
     }
 
     fn is_usable(&self, extent: ExtentId) -> bool {
-        !self.avoid.contains(&extent.region.node)
-            && self.shard.is_open(extent.region)
+        !self.avoid.contains(&extent.region.node) && self.shard.is_open(extent.region)
     }
 
     /// When space for a slot of `bytes` may come back: the next end of a rest on a usable node, else the next end of a grant with its rest,
