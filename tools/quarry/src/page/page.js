@@ -127,6 +127,7 @@ function drawMemory(cluster) {
     const head = element("h3", "data node " + node.node);
     head.append(element("span", node.alive ? "alive" : "dead", node.alive ? "good" : "bad"));
     head.append(element("span", "silent for " + (node.silent_ms / 1000).toFixed(1) + " s", node.silent_ms > SILENT_MS ? "warn" : "dim"));
+    if (node.standing && node.standing !== "serving") head.append(element("span", node.standing, "warn"));
     if (node.revoked) head.append(element("span", "revoked", "bad"));
     head.append(element("span", node.address, "dim"));
     for (const [name, value] of Object.entries(node.labels || {})) head.append(element("span", name + " " + value, "dim"));
@@ -194,6 +195,8 @@ function problems(cluster) {
   for (const meta of cluster.metas) if (meta.error) found.push("Meta node " + meta.node + " does not answer: " + meta.error);
   for (const node of cluster.data_nodes) if (!node.alive) found.push("Data node " + node.node + " is dead: its copies are gone.");
   for (const node of cluster.data_nodes) if (node.revoked) found.push("Data node " + node.node + " signs with a key that was revoked.");
+  const change = cluster.change;
+  if (change) found.push("A change of the meta nodes is under way (" + change.what + "): " + change.done + " of " + change.groups + " groups done" + (change.next ? ", " + change.next : "") + ".");
   for (const group of cluster.groups) {
     for (const member of group.members) {
       if (member.role === "stopped") found.push("Meta node " + member.node + " has stopped taking part in group " + group.group + ".");

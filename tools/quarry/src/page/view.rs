@@ -37,6 +37,7 @@ pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard], regions: &BTreeMap
         "cluster": hex::encode(&own.cluster),
         "generation": own.generation,
         "build": own.build,
+        "change": judge.change_under_way.as_ref().map(of_change),
         "groups": groups.iter().map(|group| of_group(&told, heard, *group)).collect::<Value>(),
         "metas": heard.iter().map(of_meta).collect::<Value>(),
         "shards": shards.iter().map(of_shard).collect::<Value>(),
@@ -58,8 +59,7 @@ fn leader(told: &[&v1::StatusReply], group: u32) -> Option<u64> {
     let leader = admin::leader_of(told.iter().copied(), group)?.0;
     let rows: Vec<(u64, &v1::GroupStatus)> = rows(told, group).collect();
     let (_, own) = rows.iter().find(|(node, _)| *node == leader)?;
-    let learns = |node: &u64| rows.iter().any(|(it, row)| it == node && row.role == "learner");
-    let voters: Vec<u64> = own.members.iter().copied().filter(|node| !learns(node)).collect();
+    let voters: Vec<u64> = own.members.iter().copied().filter(|node| !own.learners.contains(node)).collect();
     let follow =
         |(node, row): &&(u64, &v1::GroupStatus)| voters.contains(node) && row.leader == leader && row.term == own.term;
     (rows.iter().filter(follow).count() > voters.len() / 2).then_some(leader)
@@ -120,6 +120,19 @@ fn of_meta(heard: &Heard) -> Value {
         "error": status.err(),
         "counters": heard.counters.as_ref().ok().map(counters),
         "counters_error": heard.counters.as_ref().err(),
+    })
+}
+
+/// A change of the meta nodes that is under way, as the node that answered sees it.
+fn of_change(change: &v1::MemberChange) -> Value {
+    let wait = change.groups.iter().find(|group| !group.done);
+    json!({
+        "what": change.what,
+        "comes": (change.comes != 0).then_some(change.comes),
+        "leaves": (change.leaves != 0).then_some(change.leaves),
+        "groups": change.groups.len(),
+        "done": change.groups.iter().filter(|group| group.done).count(),
+        "next": wait.map(|group| format!("group {}: {}", group.group, group.next)),
     })
 }
 
@@ -192,6 +205,11 @@ fn of_data_node(node: &v1::DataNodeStatus, bytes: &BTreeMap<RegionId, u64>, shar
         "alive": node.alive,
         "silent_ms": node.silent_ms,
         "revoked": node.revoked,
+        "standing": match node.standing() {
+            v1::Standing::Serving => "serving",
+            v1::Standing::Draining => "draining",
+            v1::Standing::Decommissioned => "decommissioned",
+        },
         "regions": node.regions.iter().map(region).collect::<Value>(),
     })
 }
@@ -326,6 +344,29 @@ mod tests {
         let later = reply(1, "follower", 8, 100, 40, MIB);
         let all = [heard(Ok(later), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
         assert_eq!(cluster(&alone, &all, &regions())["groups"][1]["leader"], Value::Null);
+    }
+
+    #[test]
+    fn a_member_that_only_learns_does_not_count_for_a_majority() {
+        let mut own = reply(2, "leader", 7, 100, 40, MIB);
+        for group in &mut own.groups {
+            (group.members, group.learners) = (vec![2, 3], vec![3]);
+        }
+        own.change_under_way = Some(v1::MemberChange {
+            what: "add".to_owned(),
+            comes: 3,
+            groups: vec![
+                v1::MemberProgress { group: 0, done: true, next: String::new() },
+                v1::MemberProgress { group: 1, done: false, next: "adds".to_owned() },
+            ],
+            ..Default::default()
+        });
+        let page = cluster(&own, &[heard(Ok(own.clone()), 2, "")], &regions());
+        assert_eq!(page["groups"][1]["leader"], 2);
+        let change = &page["change"];
+        assert_eq!((&change["comes"], &change["leaves"], &change["done"]), (&3.into(), &Value::Null, &1.into()));
+        assert_eq!((&change["groups"], &change["next"]), (&2.into(), &"group 1: adds".into()));
+        assert_eq!(page["data_nodes"][0]["standing"], "serving");
     }
 
     #[test]
