@@ -1,8 +1,9 @@
 //! `cargo xtask deploy`: tries deploy/ as an operator would, where the tools for it are installed.
 //!
 //! Kubernetes manifests are put together by kubectl, which needs no cluster for it, checked against the schemas of the API, and the nodes that they
-//! describe are tried on this machine. The compose file runs under podman in a network namespace of its own (`deploy/compose/rehearse`). What cannot
-//! be tried for want of a tool is named. Units, rules and the dashboard are checked by the tests of the crate `quarry`.
+//! describe are tried on this machine. The units run under systemd in a container, the compose file under podman in a network namespace of its own
+//! (`deploy/systemd/rehearse`, `deploy/compose/rehearse`). What cannot be tried for want of a tool is named. Rules and the dashboard are checked by
+//! the tests of the crate `quarry`.
 
 use crate::execute::{ExecuteError, execute};
 use clap::Args;
@@ -71,14 +72,15 @@ pub(crate) fn run(root: &Path, args: &DeployArgs) -> Result<String, DeployError>
         if !archive.exists() {
             let aside = args.dir.join("base.new.tar");
             let mut make = Command::new("mmdebstrap");
-            make.args(["--variant=minbase", "--include=libfabric1,ca-certificates", "bookworm"]).arg(&aside);
+            make.args(["--variant=minbase", "--include=libfabric1,systemd,systemd-sysv", "bookworm"]).arg(&aside);
             execute("mmdebstrap", &mut make)?;
             fs::rename(&aside, &archive).map_err(io(&archive))?;
         }
-        let mut rehearse = Command::new(root.join("deploy/compose/rehearse"));
-        rehearse.env("COMPOSE", tools.join("bin/podman-compose"));
-        rehearse.env("BASE_ARCHIVE", &archive).env("BINARIES", &binaries);
-        execute("deploy/compose/rehearse", &mut rehearse)?;
+        for rehearsal in ["deploy/systemd/rehearse", "deploy/compose/rehearse"] {
+            let mut rehearse = Command::new(root.join(rehearsal));
+            rehearse.env("COMPOSE", tools.join("bin/podman-compose"));
+            execute(rehearsal, rehearse.env("BASE_ARCHIVE", &archive).env("BINARIES", &binaries))?;
+        }
     } else {
         skipped.push("podman and mmdebstrap");
     }

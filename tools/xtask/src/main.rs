@@ -27,7 +27,7 @@ enum Command {
     Arrows,
     /// Set up, test and run the demo from a clean clone in a bare Debian 12 root. Needs root, mmdebstrap and a Debian mirror.
     Bare(bare::BareArgs),
-    /// Try the manifests and the compose file of deploy/. Needs python3 with venv and PyPI; kubectl; root, podman with runc, and mmdebstrap.
+    /// Try the manifests, units and compose file of deploy/. Needs python3 with venv and PyPI; kubectl; root, podman with runc, and mmdebstrap.
     Deploy(deploy::DeployArgs),
     /// Measure in a release build and write the tables into docs/performance.md.
     Figures(figures::FiguresArgs),
