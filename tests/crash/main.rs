@@ -6,6 +6,7 @@
 
 mod leaders;
 mod load;
+mod rescues;
 mod restarts;
 mod snapshots;
 mod sync;
