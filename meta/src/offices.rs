@@ -119,7 +119,7 @@ pub(crate) async fn keep(core: Arc<Core>) {
             for kept in leave_all(&core, Instant::now() + timing.election_max).await {
                 tracing::debug!(group = %kept.group, why = kept.why, "this node drains and still leads");
             }
-        } else if core.config.balance_every.is_some() {
+        } else if core.config.balance_every.is_some() && !members_change(&core) {
             // Whoever won an election, or came back, keeps still for as long as another election could take.
             let view = look(&core, Some((&mut settling, 2 * timing.election_max)));
             if let Some(it) = next_move(&view) {
@@ -128,6 +128,11 @@ pub(crate) async fn keep(core: Arc<Core>) {
             }
         }
     }
+}
+
+/// While members change, whoever leaves gives his offices away: nothing else moves meanwhile.
+fn members_change(core: &Core) -> bool {
+    core.directory.read(|directory| directory.change_under_way().is_some())
 }
 
 /// What this node sees; with `settling`, only what has been so for a while is fit to move.

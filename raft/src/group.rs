@@ -659,8 +659,8 @@ impl<M: Machine> Port for GroupPort<M> {
         }
     }
 
-    fn aside(&self) -> std::path::PathBuf {
-        self.snapshots.aside()
+    fn snapshots(&self) -> Arc<Snapshots> {
+        Arc::clone(&self.snapshots)
     }
 
     fn install(&self, vote: Vote, snapshot: SnapshotFile) -> Boxed<Result<Bytes, pb::Reason>> {

@@ -23,6 +23,10 @@ const FSYNC: &str = "quarry_raft_fsync_duration_seconds";
 const SNAPSHOT_BYTES: &str = "quarry_raft_snapshot_bytes";
 const SNAPSHOT_DURATION: &str = "quarry_raft_snapshot_duration_seconds";
 
+const SNAPSHOT_SENT: &str = "quarry_raft_snapshot_sent_bytes_total";
+const SNAPSHOT_RECEIVED: &str = "quarry_raft_snapshot_received_bytes_total";
+const SNAPSHOT_RESUMED: &str = "quarry_raft_snapshot_resumed_bytes_total";
+
 /// Says what the metrics of this crate mean, to the recorder that is installed.
 pub fn describe_metrics() {
     describe_gauge!(IS_LEADER, Unit::Count, "1 while this node leads the group, else 0.");
@@ -43,6 +47,13 @@ pub fn describe_metrics() {
         "Time to make what was written to the log durable, once for all that waited."
     );
     describe_gauge!(SNAPSHOT_BYTES, Unit::Bytes, "Size of the last snapshot that this node wrote of the group.");
+    describe_counter!(SNAPSHOT_SENT, Unit::Bytes, "Bytes of snapshots of the group that this node sent to others.");
+    describe_counter!(SNAPSHOT_RECEIVED, Unit::Bytes, "Bytes of snapshots of the group that this node received.");
+    describe_counter!(
+        SNAPSHOT_RESUMED,
+        Unit::Bytes,
+        "Bytes of snapshots that this node did not send again, since the other had them from an attempt that broke."
+    );
     describe_histogram!(SNAPSHOT_DURATION, Unit::Seconds, "Time to write a snapshot of the group and make it durable.");
 }
 
@@ -56,6 +67,9 @@ pub(crate) struct GroupMeters {
 impl GroupMeters {
     pub(crate) fn new(group: GroupId) -> Self {
         let of = |name| counter!(name, "group" => group.to_string());
+        for shown_before_the_first in [SNAPSHOT_SENT, SNAPSHOT_RECEIVED, SNAPSHOT_RESUMED] {
+            of(shown_before_the_first).increment(0);
+        }
         Self { proposals: of(PROPOSALS), proposals_failed: of(PROPOSALS_FAILED), leader_changes: of(LEADER_CHANGES) }
     }
 }
@@ -82,4 +96,19 @@ pub(crate) fn fsyncs() -> Histogram {
 pub(crate) fn snapshot_written(group: GroupId, bytes: u64, took: std::time::Duration) {
     gauge!(SNAPSHOT_BYTES, "group" => group.to_string()).set(bytes as f64);
     histogram!(SNAPSHOT_DURATION, "group" => group.to_string()).record(took);
+}
+
+/// Bytes of a snapshot were sent.
+pub(crate) fn snapshot_sent(group: GroupId, bytes: u64) {
+    counter!(SNAPSHOT_SENT, "group" => group.to_string()).increment(bytes);
+}
+
+/// Bytes of a snapshot were received.
+pub(crate) fn snapshot_received(group: GroupId, bytes: u64) {
+    counter!(SNAPSHOT_RECEIVED, "group" => group.to_string()).increment(bytes);
+}
+
+/// A snapshot is sent from here on: what is before it is there.
+pub(crate) fn snapshot_resumed(group: GroupId, bytes: u64) {
+    counter!(SNAPSHOT_RESUMED, "group" => group.to_string()).increment(bytes);
 }

@@ -49,6 +49,42 @@ async fn raft_admin_tells_the_status_without_a_leader_and_health_says_so() {
 }
 
 #[tokio::test]
+async fn raft_admin_moves_leaderships_and_drains_a_meta_node_and_says_only_what_happened() {
+    let cluster = TestCluster::start().await;
+    let (file, metas) = (cluster.cluster_file(), cluster.metas());
+    let ask = async |line: &str| {
+        let asked = tool("raft-admin").args(line.split(' ')).arg("--cluster").arg(&file).output().await.unwrap();
+        let text = format!("{}{}", String::from_utf8_lossy(&asked.stdout), String::from_utf8_lossy(&asked.stderr));
+        (asked.status.code(), text)
+    };
+    let leader = cluster.leader(SHARD, PATIENCE).await.unwrap();
+    let to = *metas.iter().find(|meta| **meta != leader).unwrap();
+    let (code, text) = ask(&format!("leader transfer --group {SHARD} --to {} --timeout 20s", to.node().0)).await;
+    assert!(code == Some(0) && text.contains("now"), "{code:?} {text}");
+    assert_eq!(ask("leader transfer --group 77 --to 1").await.0, Some(3), "no such group");
+
+    // It leads nothing when the command ends, and health tells that something is missing.
+    let drained = cluster.leader(DIRECTORY, PATIENCE).await.unwrap();
+    let (code, text) = ask(&format!("drain {} --timeout 20s", drained.node().0)).await;
+    assert!(code == Some(0) && text.contains("leads nothing"), "{code:?} {text}");
+    let status = cluster.status(drained).await.unwrap();
+    assert!(status.draining && status.groups.iter().all(|group| group.role != "leader"), "{:?}", status.groups);
+    let (code, text) = ask("health").await;
+    assert!(code == Some(1) && text.contains("drains"), "{code:?} {text}");
+    let (code, text) = ask(&format!("leader transfer --group {SHARD} --to {}", drained.node().0)).await;
+    assert!(code == Some(6) && text.contains("drains"), "{code:?} {text}");
+    assert_eq!(ask("drain 77").await.0, Some(3), "no such node");
+    let (code, text) = ask(&format!("drain {} --undo", drained.node().0)).await;
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = ask("leader balance --timeout 20s -o json").await;
+    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let led = |node: &serde_json::Value| node["leads"].as_array().map_or(0, Vec::len);
+    let loads: Vec<usize> = told["nodes"].as_array().unwrap().iter().map(led).collect();
+    assert!(code == Some(0) && loads.len() == metas.len(), "{told}");
+    assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "{told}");
+}
+
+#[tokio::test]
 async fn sigterm_drains_every_process_while_clients_write() {
     let mut cluster = TestCluster::start().await;
     let (client, blocks) = cluster.namespace().await;

@@ -118,7 +118,7 @@ impl Net {
         }
         let port = self.host(to).and_then(|ports| ports.get(group));
         let port = port.ok_or_else(|| LinkError::Unreachable("no such host".to_owned()))?;
-        let aside = port.aside();
+        let aside = port.snapshots().aside();
         let copied = std::fs::copy(snapshot.path(), &aside).and_then(|_| SnapshotFile::open(&aside, group));
         let snapshot = copied.map_err(|error| LinkError::Broken(error.to_string()))?;
         note(format_args!("{from}>{to} snapshot of group {group}, {} bytes", snapshot.length()));

@@ -5,12 +5,13 @@
 //! <dir>/LOCK                      locked while a process uses the folder
 //! <dir>/log/                      sled database (keys.rs)
 //! <dir>/journal-{0,1}             its latest writes, synced before anyone is told (journal.rs)
-//! <dir>/snapshots/group-<g>/      snapshot files (snapshot.rs)
+//! <dir>/snapshots/group-<g>/      snapshot files (snapshot.rs), and one that arrives (arrival.rs)
 //! ```
 //!
 //! The database holds logs and votes only, and is durable up to what the journal still holds. State machines live in memory: in the same database they make it grow
 //! without bound.
 
+pub(crate) mod arrival;
 pub(crate) mod committer;
 #[cfg(test)]
 mod conformance;

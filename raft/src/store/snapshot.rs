@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
+use super::arrival::{Arrivals, Identity};
 use super::disk;
 use super::keys::SnapshotRecord;
 use crate::ids::GroupId;
@@ -49,6 +50,7 @@ pub(crate) struct SnapshotFile {
     state_at: u64,
     state_bytes: u64,
     length: u64,
+    digest: [u8; 32],
 }
 
 impl SnapshotFile {
@@ -98,7 +100,7 @@ impl SnapshotFile {
             postcard::from_bytes(&record).map_err(|error| damaged(format!("the record does not decode: {error}")))?;
         let (last_log_id, last_membership) = record.into_parts()?;
         let meta = SnapshotMeta { last_log_id, last_membership };
-        Ok(Self { path: path.to_owned(), file, meta, state_at, state_bytes, length })
+        Ok(Self { path: path.to_owned(), file, meta, state_at, state_bytes, length, digest: expected })
     }
 
     pub(crate) fn meta(&self) -> &SnapshotMeta {
@@ -115,9 +117,14 @@ impl SnapshotFile {
         self.length
     }
 
-    /// The whole file.
-    pub(crate) fn bytes(&self) -> io::Result<impl Read + Send + use<>> {
-        Ok(ReadAt { file: self.file.try_clone()?, at: 0, end: self.length })
+    /// What tells it from all others.
+    pub(crate) fn identity(&self) -> Identity {
+        Identity { length: self.length, digest: self.digest }
+    }
+
+    /// The file from `at` on.
+    pub(crate) fn bytes(&self, at: u64) -> io::Result<impl Read + Send + use<>> {
+        Ok(ReadAt { file: self.file.try_clone()?, at, end: self.length })
     }
 
     /// The machine's state.
@@ -164,6 +171,7 @@ pub(crate) struct Snapshots {
     /// The newest that is complete: what a restart begins with and a late follower is sent.
     current: Mutex<Option<PathBuf>>,
     aside: AtomicU64,
+    arrivals: Arrivals,
 }
 
 impl Snapshots {
@@ -183,7 +191,13 @@ impl Snapshots {
                 Err(error) => tracing::error!(%error, "a snapshot is damaged; trying the one before it"),
             }
         }
-        Ok(Arc::new(Self { group, dir, current: Mutex::new(current), aside: AtomicU64::new(0) }))
+        let arrivals = Arrivals::new(group, dir.clone());
+        Ok(Arc::new(Self { group, dir, current: Mutex::new(current), aside: AtomicU64::new(0), arrivals }))
+    }
+
+    /// What other nodes send.
+    pub(crate) fn arrivals(&self) -> &Arrivals {
+        &self.arrivals
     }
 
     /// A name for a file that is not complete yet.
@@ -224,6 +238,7 @@ impl Snapshots {
         (&file).write_all(&digest.finalize())?;
         file.sync_all()?;
         let written = self.adopt(SnapshotFile::open(&aside, self.group)?)?;
+        self.arrivals.forget()?;
         metrics::snapshot_written(self.group, written.length(), began.elapsed());
         Ok(written)
     }

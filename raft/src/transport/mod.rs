@@ -9,12 +9,13 @@ pub(crate) mod snapshots;
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::store::snapshot::SnapshotFile;
+use crate::store::snapshot::{SnapshotFile, Snapshots};
 use crate::types::Vote;
 
 #[expect(unreachable_pub, unused_qualifications, unnameable_types, clippy::allow_attributes, reason = "generated")]
@@ -23,7 +24,7 @@ pub(crate) mod pb {
 }
 
 /// The version of what is said between nodes, checked when a link opens.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// The longest message of a link; what is put together for one stays under half of it.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -55,8 +56,8 @@ pub(crate) trait Port: Send + Sync {
     fn call(&self, kind: pb::Kind, body: Bytes) -> Boxed<Result<Bytes, pb::Reason>>;
     /// Says to the followers that this node leads, if it does.
     fn pulse(&self);
-    /// A name for a snapshot that arrives.
-    fn aside(&self) -> std::path::PathBuf;
+    /// The group's snapshots.
+    fn snapshots(&self) -> Arc<Snapshots>;
     /// Installs a snapshot that arrived whole.
     fn install(&self, vote: Vote, snapshot: SnapshotFile) -> Boxed<Result<Bytes, pb::Reason>>;
     /// Whether the group was never formed, as far as this node knows.

@@ -24,6 +24,8 @@ use crate::ids::{GroupId, RaftNodeId};
 
 /// How long a caller may take to say who it is.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a snapshot waits for others that are received.
+const SLOT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The groups of this node, as peers reach them.
 pub(crate) struct Ports {
@@ -170,6 +172,12 @@ impl PeerService {
     pub(crate) fn new(ports: Arc<Ports>) -> Self {
         Self { ports, receiving: Arc::new(Semaphore::new(snapshots::AT_ONCE)) }
     }
+
+    /// The group that a snapshot is for.
+    fn port(&self, start: &pb::SnapshotStart, proved: Option<ProvedPeer>) -> Result<Arc<dyn Port>, pb::Refusal> {
+        self.ports.check(start.protocol, start.from, proved, start.to, start.generation)?;
+        self.ports.get(GroupId(start.group)).ok_or_else(|| pb::Refusal::new(pb::Reason::NoSuchGroup))
+    }
 }
 
 #[tonic::async_trait]
@@ -190,6 +198,22 @@ impl Peer for PeerService {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn ask_snapshot(
+        &self,
+        request: Request<pb::SnapshotStart>,
+    ) -> Result<Response<pb::SnapshotHave>, Status> {
+        let (proved, start) = (request.extensions().get().copied(), request.into_inner());
+        let refused = |refusal| pb::SnapshotHave { refusal: Some(refusal), ..Default::default() };
+        let have = match self.port(&start, proved) {
+            Err(refusal) => refused(refusal),
+            Ok(port) => match snapshots::arrived(&*port, &start).await {
+                Ok(offset) => pb::SnapshotHave { offset, refusal: None },
+                Err(reason) => refused(pb::Refusal::new(reason)),
+            },
+        };
+        Ok(Response::new(have))
+    }
+
     async fn send_snapshot(
         &self,
         request: Request<Streaming<pb::SnapshotPart>>,
@@ -203,13 +227,12 @@ impl Peer for PeerService {
             return Err(Status::invalid_argument("a snapshot begins with its start"));
         };
         let refused = |refusal| Response::new(pb::SnapshotAnswer { refusal: Some(refusal), ..Default::default() });
-        if let Err(refusal) = self.ports.check(start.protocol, start.from, proved, start.to, start.generation) {
-            return Ok(refused(refusal));
-        }
-        let Some(port) = self.ports.get(GroupId(start.group)) else {
-            return Ok(refused(pb::Refusal::new(pb::Reason::NoSuchGroup)));
+        let port = match self.port(&start, proved) {
+            Ok(port) => port,
+            Err(refusal) => return Ok(refused(refusal)),
         };
-        let Ok(_slot) = self.receiving.try_acquire() else {
+        // One whose connection broke may not have noticed yet.
+        let Ok(Ok(_slot)) = timeout(SLOT_DEADLINE, self.receiving.acquire()).await else {
             return Ok(refused(pb::Refusal::new(pb::Reason::Busy)));
         };
         Ok(match snapshots::receive(&*port, start, parts).await {
@@ -314,8 +337,9 @@ mod tests {
         let ports = ports();
         assert_eq!(ports.check(PROTOCOL, 1, None, 3, 1), Ok(()));
         let other = ports.check(PROTOCOL + 1, 1, None, 3, 1).unwrap_err();
-        assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::Protocol, 1, 2));
-        assert!(other.explain().contains("protocol 1, this node 2"), "{}", other.explain());
+        let (ours, theirs) = (u64::from(PROTOCOL), u64::from(PROTOCOL) + 1);
+        assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::Protocol, ours, theirs));
+        assert!(other.explain().contains(&format!("protocol {ours}, this node {theirs}")), "{}", other.explain());
         let other = ports.check(PROTOCOL, 1, None, 4, 1).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongNode, 3, 4));
     }

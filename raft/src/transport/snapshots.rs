@@ -1,17 +1,14 @@
-//! Sending and receiving snapshot files: a start, chunks with a checksum each, a digest of all.
-//! The receiver writes aside and installs only what arrived whole.
+//! Sending and receiving snapshot files: what is there already is asked first, then come a start, chunks with a checksum each, an end.
+//! A transfer that breaks goes on where it broke (`store/arrival.rs`); only what arrived whole, by the digest of all of it, is installed.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::io::{self, Read};
 use std::time::Duration;
 
 use bytes::Bytes;
 use openraft::errors::{NetworkError, StreamingError, Unreachable};
 use openraft::raft::SnapshotResponse;
-use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
@@ -19,7 +16,9 @@ use super::link::deepest;
 use super::network::PeerNetwork;
 use super::{PROTOCOL, Port, decode, encode, pb};
 use crate::ids::GroupId;
+use crate::metrics;
 use crate::replica::blocking;
+use crate::store::arrival::Identity;
 use crate::store::snapshot::SnapshotFile;
 use crate::types::{Types, Vote};
 
@@ -37,14 +36,16 @@ fn unreachable(error: &dyn std::fmt::Display) -> StreamingError<Types> {
     StreamingError::Unreachable(Unreachable::from_string(error.to_string()))
 }
 
-/// Sends a whole file and returns the follower's answer.
+/// Sends what the follower lacks of a file and returns its answer. A connection that breaks is followed by the next, as long as each brings
+/// the file further; what is left then is for the next attempt, which may be with a newer snapshot.
 pub(super) async fn send(
     to: &PeerNetwork,
     vote: Vote,
     snapshot: SnapshotFile,
     limit: Duration,
 ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
-    let _slot = timeout(limit, to.snapshot_slots.acquire())
+    let deadline = Instant::now() + limit;
+    let _slot = timeout_at(deadline, to.snapshot_slots.acquire())
         .await
         .map_err(|_| unreachable(&format!("{AT_ONCE} other snapshots took {limit:?}")))?
         .map_err(|error| unreachable(&error))?;
@@ -54,6 +55,7 @@ pub(super) async fn send(
         let body = sent.map_err(|_| network(&"late"))?.map_err(|error| unreachable(&error))?;
         return decode(&body).map_err(|error| network(&error));
     }
+    let which = snapshot.identity();
     let start = pb::SnapshotStart {
         protocol: PROTOCOL,
         from: to.links.node().0,
@@ -61,34 +63,81 @@ pub(super) async fn send(
         generation: to.links.generation(),
         group: to.group.0,
         vote: encode(&vote).map_err(|error| network(&error))?,
-        length: snapshot.length(),
+        length: which.length,
+        digest: Bytes::copy_from_slice(&which.digest),
+        offset: 0,
     };
-    let bytes = snapshot.bytes().map_err(|error| network(&error))?;
-    let (parts, stream) = mpsc::channel(2);
-    let reading = tokio::task::spawn_blocking(move || read_parts(start, bytes, &parts));
-    let dialled = timeout(limit, to.links.dial(to.peer, &to.addr)).await;
-    let dialled = dialled.map_err(|_| unreachable(&format!("no connection within {limit:?}")))?;
+    let mut before = None;
+    loop {
+        let attempt = timeout_at(deadline, once(to, &snapshot, start.clone(), before)).await;
+        match attempt.map_err(|_| network(&format!("the snapshot was not sent within {limit:?}")))? {
+            Ok(answer) => return Ok(answer),
+            Err(Failed { error, went_on_at: None }) => return Err(error),
+            Err(Failed { error, went_on_at: Some(offset) }) => {
+                tracing::debug!(group = %to.group, peer = %to.peer, offset, %error, "a snapshot did not arrive whole");
+                before = Some((offset, error));
+            }
+        }
+    }
+}
+
+/// Why a stream did not bring the file to its end.
+struct Failed {
+    error: StreamingError<Types>,
+    /// Where it began, if another may bring it further.
+    went_on_at: Option<u64>,
+}
+
+impl From<StreamingError<Types>> for Failed {
+    fn from(error: StreamingError<Types>) -> Self {
+        Self { error, went_on_at: None }
+    }
+}
+
+/// One connection. `before` is where the last one began, and how it ended.
+async fn once(
+    to: &PeerNetwork,
+    snapshot: &SnapshotFile,
+    mut start: pb::SnapshotStart,
+    before: Option<(u64, StreamingError<Types>)>,
+) -> Result<SnapshotResponse<Types>, Failed> {
+    let dialled = to.links.dial(to.peer, &to.addr).await;
     let mut client = dialled.map_err(|error| unreachable(&deepest(&error)))?;
-    let answer = timeout(limit, client.send_snapshot(ReceiverStream::new(stream)))
-        .await
-        .map_err(|_| network(&format!("the snapshot was not sent within {limit:?}")))?
-        .map_err(|status| unreachable(&status));
+    let there = client.ask_snapshot(start.clone()).await.map_err(|status| unreachable(&status))?.into_inner();
+    if let Some(refusal) = there.refusal {
+        return Err(unreachable(&refusal.explain()).into());
+    }
+    let offset = there.offset.min(start.length);
+    if let Some((last, error)) = before
+        && offset <= last
+    {
+        return Err(error.into());
+    }
+    start.offset = offset;
+    metrics::snapshot_resumed(to.group, offset);
+    let bytes = snapshot.bytes(offset).map_err(|error| network(&error))?;
+    let (parts, stream) = mpsc::channel(2);
+    let group = to.group;
+    let reading = tokio::task::spawn_blocking(move || read_parts(group, start, bytes, &parts));
+    let answer = client.send_snapshot(ReceiverStream::new(stream)).await;
     // The reader ends by itself when the stream is gone. What it could not read is the cause of all that follows.
     reading.await.map_err(io::Error::other).flatten().map_err(|error| network(&error))?;
-    let answer = answer?.into_inner();
+    let again = |error| Failed { error, went_on_at: Some(offset) };
+    let answer = answer.map_err(|status| again(unreachable(&status)))?.into_inner();
     match answer.refusal {
-        Some(refusal) => Err(unreachable(&refusal.explain())),
-        None => decode(&answer.body).map_err(|error| network(&error)),
+        Some(refusal) if refusal.reason() == pb::Reason::Damaged => Err(again(unreachable(&refusal.explain()))),
+        Some(refusal) => Err(unreachable(&refusal.explain()).into()),
+        None => decode(&answer.body).map_err(|error| network(&error).into()),
     }
 }
 
 fn read_parts(
+    group: GroupId,
     start: pb::SnapshotStart,
     mut bytes: impl Read,
     parts: &mpsc::Sender<pb::SnapshotPart>,
 ) -> io::Result<()> {
-    let mut left = start.length;
-    let mut digest = Sha256::new();
+    let mut left = start.length - start.offset;
     let mut part = pb::SnapshotPart { start: Some(start), ..pb::SnapshotPart::default() };
     loop {
         // A receiver that went away has said why, or will be tried again.
@@ -101,82 +150,71 @@ fn read_parts(
         let mut chunk = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES)];
         bytes.read_exact(&mut chunk)?;
         left -= chunk.len() as u64;
-        digest.update(&chunk);
+        metrics::snapshot_sent(group, chunk.len() as u64);
         part = pb::SnapshotPart { crc: crc32c::crc32c(&chunk), chunk: chunk.into(), ..pb::SnapshotPart::default() };
     }
-    let end = pb::SnapshotEnd { digest: Bytes::copy_from_slice(&digest.finalize()) };
-    drop(parts.blocking_send(pb::SnapshotPart { end: Some(end), ..pb::SnapshotPart::default() }));
+    drop(parts.blocking_send(pb::SnapshotPart { end: Some(pb::SnapshotEnd {}), ..pb::SnapshotPart::default() }));
     Ok(())
 }
 
-/// A file that is removed unless it was put in its place.
-struct Aside {
-    path: PathBuf,
+/// The file that a start names.
+fn identity(start: &pb::SnapshotStart) -> Result<Identity, pb::Reason> {
+    let digest = start.digest[..].try_into().map_err(|_| pb::Reason::Malformed)?;
+    Ok(Identity { length: start.length, digest })
 }
 
-impl Drop for Aside {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(%error, path = %self.path.display(), "a half received snapshot was not removed");
-        }
-    }
+/// How much of a snapshot is here already.
+pub(super) async fn arrived(port: &dyn Port, start: &pb::SnapshotStart) -> Result<u64, pb::Reason> {
+    let (which, snapshots) = (identity(start)?, port.snapshots());
+    blocking(move || snapshots.arrivals().arrived(which)).await.map_err(|error| {
+        tracing::error!(%error, group = start.group, "what there is of a snapshot cannot be looked at");
+        pb::Reason::Stopped
+    })
 }
 
-/// Receives what follows a start and installs it.
+/// Receives what follows a start and installs the whole.
 pub(super) async fn receive(
     port: &dyn Port,
     start: pb::SnapshotStart,
     mut parts: Streaming<pb::SnapshotPart>,
 ) -> Result<Bytes, pb::Reason> {
     let vote: Vote = decode(&start.vote).map_err(|_| pb::Reason::Malformed)?;
-    let group = GroupId(start.group);
-    let aside = Aside { path: port.aside() };
+    let (group, which, snapshots) = (GroupId(start.group), identity(&start)?, port.snapshots());
     let stopped = |error: io::Error| {
         tracing::error!(%error, %group, "a snapshot could not be stored");
         pb::Reason::Stopped
     };
-    let path = aside.path.clone();
-    let mut file = blocking(move || File::create(path)).await.map_err(stopped)?;
-    let mut digest = Sha256::new();
-    let mut length = 0_u64;
-    let end = loop {
+    let turn = snapshots.arrivals().turn().await.ok_or(pb::Reason::Busy)?;
+    let begun = blocking(move || snapshots.arrivals().begin(turn, which, start.offset)).await;
+    let mut arriving = begun.map_err(stopped)?.ok_or(pb::Reason::Damaged)?;
+    loop {
         let part = timeout(CHUNK_DEADLINE, parts.message()).await;
         let Ok(Ok(Some(part))) = part else { return Err(pb::Reason::Damaged) };
-        if let Some(end) = part.end {
-            break end;
+        if part.end.is_some() {
+            break;
         }
-        length += part.chunk.len() as u64;
-        if crc32c::crc32c(&part.chunk) != part.crc || length > start.length {
+        if crc32c::crc32c(&part.chunk) != part.crc {
             return Err(pb::Reason::Damaged);
         }
-        digest.update(&part.chunk);
-        file = blocking(move || {
-            file.write_all(&part.chunk)?;
-            Ok(file)
+        metrics::snapshot_received(group, part.chunk.len() as u64);
+        let (back, fits) = blocking(move || {
+            let fits = arriving.append(&part.chunk)?;
+            Ok((arriving, fits))
         })
         .await
         .map_err(stopped)?;
-    };
-    if length != start.length || digest.finalize()[..] != end.digest[..] {
-        return Err(pb::Reason::Damaged);
+        if !fits {
+            return Err(pb::Reason::Damaged);
+        }
+        arriving = back;
     }
-    let path = aside.path.clone();
-    let snapshot = blocking(move || {
-        file.sync_all()?;
-        SnapshotFile::open(&path, group)
-    })
-    .await;
-    let snapshot = snapshot.map_err(|error| {
-        tracing::error!(%error, %group, "a snapshot arrived whole and is not one");
-        pb::Reason::Damaged
-    })?;
-    // A task of its own: the sender may give up, but the file must stay until the group is done with it.
+    let checked = blocking(move || arriving.check().map(|snapshot| (arriving, snapshot))).await;
+    let (arriving, Some(snapshot)) = checked.map_err(stopped)? else { return Err(pb::Reason::Damaged) };
+    // A task of its own: the sender may give up, but nobody else may touch the file until the group is done with it.
     let installing = port.install(vote, snapshot);
     let installed = tokio::spawn(async move {
         let installed = installing.await;
-        drop(aside);
+        drop(arriving);
         installed
     });
     installed.await.unwrap_or(Err(pb::Reason::Stopped))

@@ -9,3 +9,4 @@ mod groups;
 mod idle;
 mod members;
 mod rescues;
+mod snapshots;

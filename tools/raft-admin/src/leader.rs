@@ -124,7 +124,7 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
     let (metas, trust) = whom(ask)?;
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
-    let mut before = None;
+    let (mut before, mut said) = (None, false);
     let mut last = Failure::new(Code::Unavailable, format!("group {group} has no leader"));
     loop {
         let heard = heard(&trust, &metas, ask.timeout).await?;
@@ -146,7 +146,12 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
             match admin::transfer_leader(&trust, address, group, to, left()).await {
                 Ok(_) => continue,
                 Err(wrong) if !wrong.is_passing() => return Err(failure(&wrong)),
-                Err(wrong) => last = failure(&wrong),
+                // What a node said tells more than that it did not answer in the last moment.
+                Err(wrong) if said && !matches!(wrong, CallError::Refused { .. }) => {}
+                Err(wrong) => {
+                    said = matches!(wrong, CallError::Refused { .. });
+                    last = failure(&wrong);
+                }
             }
         }
         if left() <= PAUSE {

@@ -51,6 +51,7 @@ const CALLS: &[(&str, &[Role])] = &[
     ("/quarry.v1.DataNode/RotateKey", &[Admin]),
     ("/quarry.v1.DataNode/NodeStatus", &[Admin]),
     ("/quarry.raft.v1.Peer/Link", &[Meta]),
+    ("/quarry.raft.v1.Peer/AskSnapshot", &[Meta]),
     ("/quarry.raft.v1.Peer/SendSnapshot", &[Meta]),
     ("/grpc.health.v1.Health/Check", EVERYONE),
     ("/grpc.health.v1.Health/List", EVERYONE),
