@@ -198,10 +198,7 @@ impl Peer for PeerService {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    async fn ask_snapshot(
-        &self,
-        request: Request<pb::SnapshotStart>,
-    ) -> Result<Response<pb::SnapshotHave>, Status> {
+    async fn ask_snapshot(&self, request: Request<pb::SnapshotStart>) -> Result<Response<pb::SnapshotHave>, Status> {
         let (proved, start) = (request.extensions().get().copied(), request.into_inner());
         let refused = |refusal| pb::SnapshotHave { refusal: Some(refusal), ..Default::default() };
         let have = match self.port(&start, proved) {

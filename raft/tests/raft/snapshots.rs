@@ -65,7 +65,8 @@ async fn bad_wire(to: SocketAddr, breaks_after: u64, changes_at: u64) -> (Socket
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_that_is_longer_than_any_connection_lives_arrives_piece_by_piece_and_damage_on_its_way_is_sent_again() {
+async fn a_snapshot_that_is_longer_than_any_connection_lives_arrives_piece_by_piece_and_damage_on_its_way_is_sent_again()
+ {
     const LINES: u64 = 600;
     let mut cluster = Cluster::formed(1, small_snapshots).await;
     let leader = RaftNodeId(1);
@@ -104,6 +105,9 @@ async fn a_restart_applies_only_what_is_behind_the_snapshot() {
     let status = cluster.group(node).status();
     let behind = status.applied.unwrap().0 - status.snapshot.unwrap().0;
     let (applied, lines) = cluster.group(node).with(|it, _| (it.applied.load(Ordering::SeqCst), it.lines.len()));
-    assert!(applied <= behind && behind < 60 && lines == 150, "{applied} applied, {behind} behind the snapshot, {lines}");
+    assert!(
+        applied <= behind && behind < 60 && lines == 150,
+        "{applied} applied, {behind} behind the snapshot, {lines}"
+    );
     cluster.shutdown().await;
 }
