@@ -141,11 +141,28 @@ struct Inner<M: Machine> {
 
 /// When a leader was last heard here.
 #[derive(Clone)]
-pub(crate) struct Heard(Arc<Mutex<Instant>>);
+pub(crate) struct Heard {
+    /// When the group was started, and the last append.
+    times: Arc<Mutex<(Instant, Option<Instant>)>>,
+}
 
 impl Heard {
-    pub(crate) fn now() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
+    /// Nobody was heard yet.
+    pub(crate) fn nobody() -> Self {
+        Self { times: Arc::new(Mutex::new((Instant::now(), None))) }
+    }
+
+    fn now(&self) {
+        self.times.lock().1 = Some(Instant::now());
+    }
+
+    fn silence(&self) -> Duration {
+        let (start, last) = *self.times.lock();
+        last.unwrap_or(start).elapsed()
+    }
+
+    fn within(&self, time: Duration) -> bool {
+        self.times.lock().1.is_some_and(|last| last.elapsed() < time)
     }
 }
 
@@ -548,7 +565,7 @@ impl<M: Machine> Group<M> {
     /// For how long no leader has spoken to this node, counted from the start of the group. Of no meaning while it leads itself. (A status
     /// goes on naming a leader that is gone until there is another.)
     pub fn silence(&self) -> Duration {
-        self.inner.heard.0.lock().elapsed()
+        self.inner.heard.silence()
     }
 
     /// Whether this node stands for election when it hears of no leader for long enough; it does from the start. It votes in any case,
@@ -613,6 +630,8 @@ pub(crate) struct GroupPort<M: Machine> {
     pub(crate) raft: Node<M>,
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) heard: Heard,
+    /// A follower whose leader was silent for less has no need to look at its election timer.
+    pub(crate) at_ease: Duration,
 }
 
 impl<M: Machine> Port for GroupPort<M> {
@@ -622,7 +641,7 @@ impl<M: Machine> Port for GroupPort<M> {
         }
         let raft = self.raft.clone();
         if kind == pb::Kind::Append {
-            *self.heard.0.lock() = Instant::now();
+            self.heard.now();
         }
         Box::pin(async move {
             let malformed = |_| pb::Reason::Malformed;
@@ -649,8 +668,9 @@ impl<M: Machine> Port for GroupPort<M> {
     }
 
     fn pulse(&self) {
-        let metrics = self.raft.metrics();
-        if metrics.borrow_watched().state != openraft::ServerState::Leader {
+        let leads = self.raft.metrics().borrow_watched().state == openraft::ServerState::Leader;
+        self.raft.runtime_config().tick(!leads && !self.heard.within(self.at_ease));
+        if !leads {
             return;
         }
         // A group that is too busy to take it in sends entries, which say the same.

@@ -152,8 +152,13 @@ impl Host {
             .map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
         // The core answers once it has taken in what was recovered and has published its first status.
         raft.is_initialized().await.map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
-        let heard = Heard::now();
-        let port = GroupPort { raft: raft.clone(), snapshots, heard: heard.clone() };
+        let heard = Heard::nobody();
+        let port = GroupPort {
+            raft: raft.clone(),
+            snapshots,
+            heard: heard.clone(),
+            at_ease: inner.config.timing.election_min / 2,
+        };
         let added = inner.ports.add(id, Arc::new(port));
         assert!(added, "groups are started one after the other");
         if let Err(fault) = self.well() {
@@ -172,8 +177,8 @@ impl Host {
     fn settings(&self, id: GroupId) -> Result<Config, RaftError> {
         let config = &self.inner.config;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        // Heartbeats come from `pulse`, for all groups at once. What is left to openraft's own interval is how often each group looks at
-        // its election timer (a fifth of it), which costs more than the heartbeats do if many groups do it often.
+        // Heartbeats come from `pulse`, for all groups at once. What is left to openraft's own interval is how often a group whose leader is
+        // silent looks at its election timer: after each fifth of it.
         let look = (config.timing.election_min * 3 / 4).max(config.timing.heartbeat);
         let settings = Config {
             cluster_name: format!("quarry-{id}"),
@@ -251,7 +256,8 @@ impl Host {
 }
 
 /// Has all groups that this node leads say so to their followers, together, so that what goes to one peer goes in few messages: see
-/// `transport/link.rs`. Ends with the host.
+/// `transport/link.rs`. The other groups look at their election timers only once their leader was silent for half of it:
+/// with many groups, that would cost more than the heartbeats. Ends with the host.
 async fn pulse(every: Duration, ports: Arc<Ports>) {
     let mut closed = ports.closed();
     loop {

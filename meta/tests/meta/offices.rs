@@ -169,7 +169,11 @@ async fn a_rolling_restart_refuses_nothing_for_good_and_loses_nothing_that_was_a
     }
     stop.cancel();
     let made = writing.await.unwrap().unwrap();
-    let namespaces = cluster.describe().await.changes.unwrap().namespaces;
-    let known: BTreeSet<String> = namespaces.into_iter().map(|it| it.name).collect();
-    assert_eq!(known, made, "what was acknowledged is there, once");
+    // Any node may answer, also one that has not applied the last of them yet.
+    until("all that was acknowledged, and nothing else", async || {
+        let namespaces = cluster.describe().await.changes?.namespaces;
+        let known: Vec<String> = namespaces.into_iter().map(|it| it.name).collect();
+        (known.len() == made.len() && known.into_iter().collect::<BTreeSet<_>>() == made).then_some(())
+    })
+    .await;
 }
