@@ -4,7 +4,7 @@ use crate::{core::Core, metrics, service::status};
 use parking_lot::Mutex;
 use quarry_proto::v1;
 use quarry_raft::Role;
-use quarry_wire::ids::{NodeId, RegionId};
+use quarry_wire::ids::NodeId;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
@@ -60,14 +60,6 @@ impl MetaProbe {
     pub fn metas(&self) -> BTreeMap<NodeId, String> {
         let members = self.core.directory.group.status().members;
         members.into_iter().map(|(node, member)| (NodeId(node.0), member.addr)).collect()
-    }
-
-    /// The regions that this node's replica of the directory knows, and their lengths in bytes.
-    #[must_use]
-    pub fn regions(&self) -> BTreeMap<RegionId, u64> {
-        self.core
-            .directory
-            .read(|directory| directory.regions().map(|region| (region.state.region, region.state.bytes)).collect())
     }
 
     /// What the node answers to a call of `Status`.

@@ -69,7 +69,7 @@ async fn gather(probe: &MetaProbe, trust: &Trust, metrics: impl Fn() -> String) 
         let counters = counted.await.expect("reading counters does not panic");
         all.push(Heard { node, address, status, counters });
     }
-    view::cluster(&own, &all, &probe.regions())
+    view::cluster(&own, &all)
 }
 
 /// The metrics of a meta node, if it is that node that shows them: an admin port that listens on its own host alone is somebody else's here.

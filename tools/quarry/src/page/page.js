@@ -9,7 +9,8 @@ const LAG_ENTRIES = 1000;
 const SILENT_MS = 3000;
 const STATES = [
   ["committed", "committed"], ["pinned", "kept for pins"], ["granted", "granted"],
-  ["resting", "resting"], ["free", "free"], ["unlent", "not lent"],
+  ["resting", "resting"], ["free", "free"],
+  ["transit", "on its way to a shard or back"], ["unlent", "not lent"],
 ];
 const RATES = [
   ["calls", "calls", "/s", count], ["commits", "commits", "/s", count], ["grants", "grants", "/s", count],

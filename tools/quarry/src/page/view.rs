@@ -17,8 +17,8 @@ pub(super) struct Heard {
     pub(super) counters: Result<Scrape, String>,
 }
 
-/// The whole cluster, as `own` and the others told it. `regions` are those that the directory knows, with their bytes.
-pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard], regions: &BTreeMap<RegionId, u64>) -> Value {
+/// The whole cluster, as `own` and the others told it.
+pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard]) -> Value {
     let mut told: Vec<&v1::StatusReply> = heard.iter().filter_map(|it| it.status.as_ref().ok()).collect();
     if told.is_empty() {
         told.push(own);
@@ -41,7 +41,7 @@ pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard], regions: &BTreeMap
         "groups": groups.iter().map(|group| of_group(&told, heard, *group)).collect::<Value>(),
         "metas": heard.iter().map(of_meta).collect::<Value>(),
         "shards": shards.iter().map(of_shard).collect::<Value>(),
-        "data_nodes": judge.data_nodes.iter().map(|node| of_data_node(node, regions, &shards)).collect::<Value>(),
+        "data_nodes": judge.data_nodes.iter().map(|node| of_data_node(node, &judge.space, &shards)).collect::<Value>(),
     })
 }
 
@@ -181,21 +181,24 @@ fn of_space<'a>(rows: impl Iterator<Item = &'a v1::SpaceStatus> + Clone) -> Valu
     })
 }
 
-fn of_data_node(node: &v1::DataNodeStatus, bytes: &BTreeMap<RegionId, u64>, shards: &[Shard<'_>]) -> Value {
+fn of_data_node(node: &v1::DataNodeStatus, told: &[v1::SpaceStatus], shards: &[Shard<'_>]) -> Value {
     let region = |life: &v1::RegionLife| {
         let region: RegionId = life.region.unwrap_or_default().into();
         let incarnation = life.incarnation.unwrap_or_default();
-        let here = shards.iter().flat_map(|shard| &shard.rows).copied();
-        let here = here.filter(move |it| it.region.is_some_and(|it| RegionId::from(it) == region));
+        let is_it = move |it: &&v1::SpaceStatus| it.region.is_some_and(|it| RegionId::from(it) == region);
+        let here = shards.iter().flat_map(|shard| &shard.rows).copied().filter(is_it);
         let lent: u64 = here.clone().map(lent).sum();
-        let total = bytes.get(&region).copied();
+        // The directory's own row: all of the region, and what it has lent to nobody.
+        let own = told.iter().filter(|it| it.shard == admin::DIRECTORY).find(is_it);
+        let (total, unlent) = own.map_or((lent, 0), |it| (it.total_bytes, it.free_bytes));
         let mut space = of_space(here);
-        // What no shard has, or what is on its way to one.
-        space["unlent"] = total.map_or(0, |total| total.saturating_sub(lent)).into();
+        space["unlent"] = unlent.into();
+        // Lent by the directory and not taken by its shard yet, or the other way round.
+        space["transit"] = total.saturating_sub(unlent + lent).into();
         json!({
             "index": region.index.0,
             "incarnation": format!("{}.{}", incarnation.generation, incarnation.number),
-            "bytes": total.unwrap_or(lent),
+            "bytes": total,
             "space": space,
         })
     };
@@ -221,7 +224,6 @@ const fn lent(it: &v1::SpaceStatus) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quarry_wire::ids::RegionIndex;
 
     const MIB: u64 = 1 << 20;
 
@@ -267,11 +269,13 @@ mod tests {
             regions: vec![life],
             ..Default::default()
         };
+        let region = Some(v1::RegionId { node: 101, index: 0 });
+        let unlent = v1::SpaceStatus { region, free_bytes: 8 * MIB, total_bytes: 16 * MIB, ..Default::default() };
         v1::StatusReply {
             node,
             groups: vec![group(0, role, term, applied), group(1, role, term, applied)],
             data_nodes: vec![data],
-            space: vec![space(2 * MIB, committed)],
+            space: vec![unlent, space(2 * MIB, committed)],
             ..Default::default()
         }
     }
@@ -285,10 +289,6 @@ mod tests {
         }
     }
 
-    fn regions() -> BTreeMap<RegionId, u64> {
-        BTreeMap::from([(RegionId { node: NodeId(101), index: RegionIndex(0) }, 16 * MIB)])
-    }
-
     #[test]
     fn the_leaders_word_counts_and_others_lag_behind_what_is_committed() {
         let own = reply(1, "follower", 7, 90, 5, 3 * MIB);
@@ -299,7 +299,7 @@ mod tests {
             heard(Ok(reply(2, "leader", 7, 100, 40, 4 * MIB)), 2, ""),
             heard(Err("no answer within 1s"), 3, ""),
         ];
-        let page = cluster(&own, &all, &regions());
+        let page = cluster(&own, &all);
         let shard = &page["groups"][1];
         assert_eq!(
             (&shard["leader"], &shard["term"], &shard["committed"]),
@@ -314,8 +314,8 @@ mod tests {
         assert_eq!((&node["silent_ms"], &node["regions"][0]["incarnation"]), (&40.into(), &"1.4".into()));
         let space = &node["regions"][0]["space"];
         assert_eq!(
-            (&space["committed"], &space["free"], &space["unlent"]),
-            (&(4 * MIB).into(), &(2 * MIB).into(), &(10 * MIB).into())
+            (&space["committed"], &space["free"], &space["unlent"], &space["transit"]),
+            (&(4 * MIB).into(), &(2 * MIB).into(), &(8 * MIB).into(), &(2 * MIB).into())
         );
     }
 
@@ -323,7 +323,7 @@ mod tests {
     fn without_a_leader_whoever_applied_most_tells_of_the_space() {
         let own = reply(1, "follower", 7, 90, 5, MIB);
         let all = [heard(Ok(own.clone()), 1, ""), heard(Ok(reply(2, "candidate", 8, 95, 5, 2 * MIB)), 2, "")];
-        let page = cluster(&own, &all, &regions());
+        let page = cluster(&own, &all);
         assert_eq!(page["groups"][0]["leader"], Value::Null);
         let shard = &page["shards"][0];
         assert_eq!(
@@ -336,14 +336,14 @@ mod tests {
     fn a_leader_that_only_itself_takes_for_one_leads_nothing() {
         let alone = reply(2, "leader", 7, 100, 40, MIB);
         let all = [heard(Err("no route"), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
-        let page = cluster(&alone, &all, &regions());
+        let page = cluster(&alone, &all);
         assert_eq!((&page["groups"][1]["leader"], &page["shards"][0]["leads"]), (&Value::Null, &false.into()));
         assert_eq!(page["groups"][1]["members"][1]["role"], "leader");
 
         // Nor does one of an earlier term, whom the others have left.
         let later = reply(1, "follower", 8, 100, 40, MIB);
         let all = [heard(Ok(later), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
-        assert_eq!(cluster(&alone, &all, &regions())["groups"][1]["leader"], Value::Null);
+        assert_eq!(cluster(&alone, &all)["groups"][1]["leader"], Value::Null);
     }
 
     #[test]
@@ -361,7 +361,7 @@ mod tests {
             ],
             ..Default::default()
         });
-        let page = cluster(&own, &[heard(Ok(own.clone()), 2, "")], &regions());
+        let page = cluster(&own, &[heard(Ok(own.clone()), 2, "")]);
         assert_eq!(page["groups"][1]["leader"], 2);
         let change = &page["change"];
         assert_eq!((&change["comes"], &change["leaves"], &change["done"]), (&3.into(), &Value::Null, &1.into()));
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn a_node_of_no_cluster_shows_itself() {
         let own = v1::StatusReply { node: 1, groups: vec![group(0, "learner", 0, 0)], ..Default::default() };
-        let page = cluster(&own, &[], &BTreeMap::new());
+        let page = cluster(&own, &[]);
         assert_eq!((&page["cluster"], &page["metas"]), (&"".into(), &json!([])));
         assert_eq!(page["groups"][0]["members"][0]["role"], "learner");
     }

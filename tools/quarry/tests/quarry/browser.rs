@@ -4,7 +4,7 @@
 
 use crate::{DEADLINE, eventually};
 use quarry::local::{LocalCluster, LocalSpec, Report};
-use quarry_client::{Client, Cluster, NamespaceSpec, Options};
+use quarry_client::{Client, Cluster, Key, NamespaceSpec, Options, PutItem};
 use serde_json::{Value, json};
 use std::{
     fs::{self, File},
@@ -147,9 +147,13 @@ async fn load(cluster: Cluster, worker: usize) {
     let blocks = client.create_namespace(NamespaceSpec::cache(format!("blocks-{worker}"))).await.unwrap();
     for round in 0_usize.. {
         // What fails here is tried again by the next round.
-        let _ = blocks.put(format!("block-{round}"), vec![7; 1_000 * (1 + round % 60)]).await;
+        let item = |part: usize| {
+            let key = Key::new(format!("block-{round}-{part}")).unwrap();
+            PutItem::create(key, vec![7; 1_000 * (1 + (round + part) % 60)])
+        };
+        let _ = blocks.put_many((0..16).map(item).collect()).await;
         if round % 3 == 0 {
-            let _ = blocks.delete(format!("block-{}", round / 2)).await;
+            let _ = blocks.delete(format!("block-{}-0", round / 2)).await;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
