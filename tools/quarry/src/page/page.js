@@ -183,7 +183,7 @@ function drawMetas(cluster) {
     const leads = cluster.groups.filter((group) => group.leader === meta.node).length;
     const counters = meta.counters;
     const since = counters ? new Date(counters.started_seconds * 1000).toISOString().slice(0, 19) + "Z" : null;
-    const wrong = element("span", meta.error || (meta.counters_error ? "no counters: " + meta.counters_error : ""), meta.error ? "bad" : "warn");
+    const wrong = element("span", meta.error || (meta.counters_error ? "no counters: " + meta.counters_error : meta.draining ? "drains: leads nothing and wants nothing" : ""), meta.error ? "bad" : "warn");
     return [element("span", "meta " + meta.node, "plain"), meta.address, meta.build, leads, counters ? bytes(counters.resident_bytes) : null, since, wrong];
   }));
 }

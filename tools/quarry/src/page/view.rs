@@ -117,6 +117,7 @@ fn of_meta(heard: &Heard) -> Value {
         "node": heard.node.0,
         "address": heard.address,
         "build": status.ok().map(|it| &it.build),
+        "draining": status.is_ok_and(|it| it.draining),
         "error": status.err(),
         "counters": heard.counters.as_ref().ok().map(counters),
         "counters_error": heard.counters.as_ref().err(),
