@@ -13,6 +13,7 @@ mod drops;
 mod eviction;
 mod leases;
 mod library;
+mod members;
 mod moves;
 mod namespaces;
 mod observe;

@@ -267,6 +267,49 @@ pub async fn status_all(
     answers
 }
 
+/// Asks the meta nodes of the cluster file, and those that the cluster has beside them; one answer or error each. Nodes of the file that the cluster
+/// does not have any more, or that it knows under another address, are left out.
+pub async fn status_of_present(
+    trust: &Trust,
+    addresses: &[String],
+    deadline: Duration,
+) -> (Vec<String>, Vec<Result<v1::StatusReply, CallError>>) {
+    let named = status_all(trust, addresses, deadline).await;
+    let others = others(addresses, &named);
+    let answers = status_all(trust, &others, deadline).await;
+    present(addresses.iter().cloned().zip(named).chain(others.into_iter().zip(answers)))
+}
+
+/// The meta nodes that the answers name and whom nobody has asked yet.
+fn others(addresses: &[String], answers: &[Result<v1::StatusReply, CallError>]) -> Vec<String> {
+    let heard = || answers.iter().filter_map(|answer| answer.as_ref().ok());
+    let retired: BTreeSet<u64> = heard().flat_map(|reply| reply.retired.iter().copied()).collect();
+    let answered: BTreeSet<u64> = heard().map(|reply| reply.node).collect();
+    let metas = heard().flat_map(|reply| &reply.metas);
+    let missing = metas.filter(|meta| !retired.contains(&meta.node) && !answered.contains(&meta.node));
+    let missing: BTreeMap<u64, String> = missing.map(|meta| (meta.node, meta.address.clone())).collect();
+    missing.into_values().filter(|address| !addresses.contains(address)).collect()
+}
+
+/// Leaves out nodes that were removed, and addresses where nobody answers and no meta node is said to be.
+fn present(
+    asked: impl Iterator<Item = (String, Result<v1::StatusReply, CallError>)>,
+) -> (Vec<String>, Vec<Result<v1::StatusReply, CallError>>) {
+    let asked: Vec<_> = asked.collect();
+    let heard = || asked.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+    let retired: BTreeSet<u64> = heard().flat_map(|reply| reply.retired.iter().copied()).collect();
+    let metas: BTreeSet<String> = heard()
+        .flat_map(|reply| &reply.metas)
+        .filter(|it| !retired.contains(&it.node))
+        .map(|it| it.address.clone())
+        .collect();
+    let stays = |address: &String, answer: &Result<v1::StatusReply, CallError>| match answer {
+        Ok(reply) => !retired.contains(&reply.node),
+        Err(_) => metas.is_empty() || metas.contains(address),
+    };
+    asked.into_iter().filter(|(address, answer)| stays(address, answer)).unzip()
+}
+
 /// Makes the cluster of `plan`, asking its meta nodes in turn and following their hints until one has done it. Doing it again changes nothing.
 ///
 /// # Errors
@@ -577,20 +620,24 @@ impl Health {
                 health.add(State::Unavailable, format!("group {group} has no leader"));
                 continue;
             };
-            let members = |reply: &&v1::StatusReply| {
+            let voters = |reply: &&v1::StatusReply| {
                 let it = reply.groups.iter().find(|it| it.group == group && reply.node == leader.0)?;
-                Some(it.members.len())
+                Some(it.members.iter().copied().filter(|node| !it.learners.contains(node)).collect::<BTreeSet<u64>>())
             };
+            let voters = heard.iter().find_map(voters).unwrap_or_default();
             let follow = |reply: &&&v1::StatusReply| {
                 let follows = |it: &v1::GroupStatus| it.group == group && it.leader == leader.0 && it.role != STOPPED;
-                reply.groups.iter().any(follows)
+                voters.contains(&reply.node) && reply.groups.iter().any(follows)
             };
-            let size = heard.iter().find_map(members).unwrap_or(0);
+            let size = voters.len();
             let following = heard.iter().filter(follow).count();
             if following * 2 <= size {
-                let problem = format!("only {following} of {size} members of group {group} follow {leader}");
+                let problem = format!("only {following} of {size} voters of group {group} follow {leader}");
                 health.add(State::Unavailable, problem);
             }
+        }
+        for change in heard.iter().filter_map(|reply| reply.change_under_way.as_ref()).take(1) {
+            health.note(format!("a change of members is under way: {}", change.what));
         }
         // The directory's leader is the judge of data nodes; without one nobody is.
         let judge = leader_of(heard.iter().copied(), DIRECTORY);
@@ -608,6 +655,11 @@ impl Health {
             health.add(State::Degraded, problem);
         }
         health
+    }
+
+    /// Something to know that is no problem.
+    fn note(&mut self, note: String) {
+        self.problems.push(note);
     }
 
     fn add(&mut self, state: State, problem: String) {
@@ -711,6 +763,39 @@ mod tests {
         let lonely = [gone(), Ok(reply(2, "leader", 4, 2)), gone()];
         assert_eq!(Health::judge(&addresses(), &lonely).state, State::Unavailable);
         assert_eq!(Health::judge(&addresses(), &[gone(), gone(), gone()]).state, State::Unavailable);
+    }
+
+    #[test]
+    fn learners_do_not_count_and_removed_nodes_are_not_missed() {
+        let with_learner = |mut reply: v1::StatusReply| {
+            for group in &mut reply.groups {
+                (group.members, group.learners) = (vec![1, 2, 3, 4], vec![4]);
+            }
+            let meta = |node: u64| v1::MetaInfo { node, address: format!("127.0.0.1:{node}") };
+            reply.metas = [1, 2, 3, 4].map(meta).to_vec();
+            reply
+        };
+        let answers = [
+            Ok(with_learner(reply(1, "leader", 3, 1))),
+            Ok(with_learner(reply(2, "follower", 3, 1))),
+            gone(),
+            Ok(with_learner(reply(4, "learner", 3, 1))),
+        ];
+        assert_eq!(Health::judge(&addresses(), &answers).state, State::Degraded, "two of three voters");
+        let alone =
+            [Ok(with_learner(reply(1, "leader", 3, 1))), gone(), gone(), Ok(with_learner(reply(4, "learner", 3, 1)))];
+        assert_eq!(Health::judge(&addresses(), &alone).state, State::Unavailable, "a learner makes no majority");
+
+        let mut shrunk = reply(1, "leader", 3, 1);
+        shrunk.retired = vec![3];
+        shrunk.metas = vec![1, 2, 4, 5]
+            .into_iter()
+            .map(|node| v1::MetaInfo { node, address: format!("127.0.0.1:{node}") })
+            .collect();
+        let answers = [Ok(shrunk), gone(), Ok(reply(3, "follower", 2, 1))];
+        assert_eq!(others(&addresses(), &answers), ["127.0.0.1:4", "127.0.0.1:5"]);
+        let (addresses, _) = present(addresses().into_iter().zip(answers));
+        assert_eq!(addresses, ["127.0.0.1:1", "127.0.0.1:2"], "the third was removed, the second is missed");
     }
 
     #[test]

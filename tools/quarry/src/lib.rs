@@ -11,6 +11,7 @@ pub mod exit;
 pub mod identity;
 pub mod local;
 pub mod machine;
+pub mod members;
 pub mod metrics;
 pub mod named;
 pub mod perf;

@@ -6,6 +6,7 @@ mod check;
 mod hash;
 mod leader;
 mod log;
+mod member;
 mod node;
 mod recover;
 mod region;
@@ -84,7 +85,10 @@ enum Command {
     /// Whom it does not believe any more.
     #[command(subcommand)]
     Revocation(trust::RevocationCommand),
-    /// Data nodes and the keys that they sign with.
+    /// The meta nodes: who votes, who comes and who goes. One command changes all groups.
+    #[command(subcommand)]
+    Member(member::MemberCommand),
+    /// Data nodes: what they are used for, and the keys that they sign with.
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// The regions of data nodes and the keys that they are read with.
@@ -150,6 +154,7 @@ async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
         Command::Drain { node, undo, ask } => leader::drain(node, undo, &ask, format).await,
         Command::Certificate(command) => trust::certificate(command, format).await,
         Command::Revocation(command) => trust::revocation(command, format).await,
+        Command::Member(command) => member::run(command, format).await,
         Command::Node(command) => node::run(command, format).await,
         Command::Region(command) => region::run(command, format).await,
         Command::Snapshot(command) => snapshot::run(command, format).await,
@@ -191,7 +196,7 @@ fn whom(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
 
 async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = whom(ask)?;
-    let answers = admin::status_all(&trust, &metas, ask.timeout).await;
+    let (metas, answers) = admin::status_of_present(&trust, &metas, ask.timeout).await;
     admin::unless_forbidden(&answers)?;
     match format {
         Format::Json => line(report::json(&metas, &answers))?,
@@ -205,7 +210,7 @@ async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
 
 async fn health(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = whom(ask)?;
-    let answers = admin::status_all(&trust, &metas, ask.timeout).await;
+    let (metas, answers) = admin::status_of_present(&trust, &metas, ask.timeout).await;
     admin::unless_forbidden(&answers)?;
     let health = Health::judge(&metas, &answers);
     match format {

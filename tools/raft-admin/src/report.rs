@@ -46,6 +46,7 @@ fn of_group(it: &v1::GroupStatus) -> Value {
         "purged": it.purged,
         "log_time_ms": it.log_time_ms,
         "members": it.members,
+        "learners": it.learners,
         "hash": hex::encode(&it.hash),
     })
 }
@@ -195,7 +196,7 @@ pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
     shown
 }
 
-fn table(header: &[&str]) -> Table {
+pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.to_vec());
     table

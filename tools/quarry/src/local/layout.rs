@@ -37,6 +37,9 @@ const VALID_FOR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Data nodes are numbered from here on, so that an id tells what its node is.
 const FIRST_DATA_NODE: u64 = 101;
 
+/// Certificates of nodes that come later have serials above this one.
+const LATER_SERIALS: u64 = 1_000;
+
 /// One process of a cluster, by its node id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -329,6 +332,26 @@ impl Layout {
         // Last: a folder with this file is whole.
         layout.write()?;
         Ok(layout)
+    }
+
+    /// Takes one more meta node into the folder, with a key and a certificate of its own. The cluster does not know of it.
+    pub(super) fn add_meta(&mut self, address: SocketAddr, spec: &LocalSpec) -> Result<Member, LocalError> {
+        let last = self.members.iter().filter_map(|(member, _)| match member {
+            Member::Meta(node) => Some(*node),
+            Member::Data(_) => None,
+        });
+        let member = Member::Meta(1 + last.max().unwrap_or(0));
+        let root = Root::read(&self.dir.join("root.key"))?;
+        let folder = self.member_dir(member);
+        fs::create_dir(&folder).map_err(|source| LocalError::Io { path: folder.clone(), source })?;
+        let serial = CertificateSerial(LATER_SERIALS + member.node().0);
+        root.certify(serial, member.node(), Role::Meta)?.write(&folder.join("node.key"))?;
+        let path = folder.join("config.toml");
+        fs::write(&path, self.config(member, address, spec)).map_err(|source| LocalError::Io { path, source })?;
+        self.members.push((member, address));
+        self.renew()?;
+        self.write()?;
+        Ok(member)
     }
 
     /// Makes new credentials for all connections, unless the cluster goes without. A folder of before there were any gets its first.

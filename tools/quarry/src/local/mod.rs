@@ -34,6 +34,7 @@ use quarry_trust::Trust;
 use std::{
     collections::BTreeMap,
     fs, io,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
     time::Duration,
@@ -52,7 +53,7 @@ const QUOTED_LINES: usize = 12;
 #[expect(clippy::large_enum_variant, reason = "one for each process of a small cluster, and not for long")]
 pub enum Report {
     /// A meta node's answer.
-    Meta(Result<v1::StatusReply, CallError>),
+    Meta(Result<Box<v1::StatusReply>, CallError>),
     /// A data node's answer.
     Data(Result<v1::NodeStatusReply, CallError>),
 }
@@ -195,6 +196,19 @@ impl LocalCluster {
         None
     }
 
+    /// Makes one more meta node and starts it: it waits, with an empty folder, to be added to the cluster. Answers who it is and where it listens.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    pub fn add_meta(&mut self) -> Result<(Member, SocketAddr), LocalError> {
+        let port = Port::reserve().map_err(LocalError::Ports)?;
+        let address = port.address();
+        let member = self.layout.add_meta(address, &self.spec)?;
+        self._ports.push(port);
+        self.spawn(member)?;
+        Ok((member, address))
+    }
+
     /// The leader of `group`, waited for.
     ///
     /// # Errors
@@ -305,7 +319,7 @@ impl LocalCluster {
             let (trust, address) = (self.trust.clone(), address.to_string());
             asked.push(tokio::spawn(async move {
                 let report = match member {
-                    Member::Meta(_) => Report::Meta(admin::status(&trust, &address, ASK).await),
+                    Member::Meta(_) => Report::Meta(admin::status(&trust, &address, ASK).await.map(Box::new)),
                     Member::Data(_) => Report::Data(admin::node_status(&trust, &address, ASK).await),
                 };
                 (member, report)
