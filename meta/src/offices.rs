@@ -15,6 +15,7 @@ use crate::{
     metrics,
 };
 use futures::future::{BoxFuture, join_all};
+use quarry_meta_state::Directory;
 use quarry_proto::refusal::Refusal;
 use quarry_raft::{GroupId, GroupStatus, RaftError, RaftNodeId, Role, Timing};
 use std::{
@@ -137,7 +138,10 @@ fn members_change(core: &Core) -> bool {
 
 /// What this node sees; with `settling`, only what has been so for a while is fit to move.
 fn look(core: &Core, mut settling: Option<(&mut Settling, Duration)>) -> View {
-    let (timing, now, draining) = (core.config.timing, Instant::now(), core.host.draining_peers());
+    let (timing, now, mut draining) = (core.config.timing, Instant::now(), core.host.draining_peers());
+    // A member that is about to leave has just handed its offices on.
+    let leaves = |directory: &Directory| directory.change_under_way()?.change.leaves();
+    draining.extend(core.directory.read(leaves).map(|node| RaftNodeId(node.0)));
     let seat = |office: &dyn Office| {
         let status = office.status();
         let voters: BTreeSet<_> =

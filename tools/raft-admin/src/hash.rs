@@ -84,7 +84,7 @@ fn strangers(states: &[(Vec<u8>, BTreeSet<u64>)]) -> BTreeSet<u64> {
 }
 
 pub(crate) async fn run(asked: Hash, format: Format) -> Result<ExitCode, Failure> {
-    let (metas, trust) = crate::whom(&asked.ask)?;
+    let (metas, trust) = crate::present(&asked.ask).await?;
     let limit = asked.ask.timeout.max(WAIT);
     let mut at: Vec<v1::GroupIndex> = asked.group.map(|group| v1::GroupIndex { group, index: 0 }).into_iter().collect();
     let mut verdicts: BTreeMap<u32, Verdict> = BTreeMap::new();

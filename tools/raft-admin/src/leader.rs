@@ -1,6 +1,6 @@
 //! `raft-admin leader` and `raft-admin drain`: who leads which group, and having that changed. What is said to be done has happened.
 
-use crate::{Ask, whom};
+use crate::{Ask, present};
 use clap::Subcommand;
 use comfy_table::{Table, presets};
 use quarry::{
@@ -39,7 +39,7 @@ pub(crate) enum LeaderCommand {
 pub(crate) async fn run(command: LeaderCommand, format: Format) -> Result<ExitCode, Failure> {
     match command {
         LeaderCommand::List(ask) => {
-            let (metas, trust) = whom(&ask)?;
+            let (metas, trust) = present(&ask).await?;
             line(led(&heard(&trust, &metas, ask.timeout).await?, &[], format))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -121,7 +121,7 @@ fn failure(wrong: &CallError) -> Failure {
 }
 
 async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let (metas, trust) = whom(ask)?;
+    let (metas, trust) = present(ask).await?;
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let (mut before, mut said) = (None, false);
@@ -162,7 +162,7 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
 }
 
 async fn balance(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let (metas, trust) = whom(ask)?;
+    let (metas, trust) = present(ask).await?;
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let mut moves = Vec::new();
@@ -182,7 +182,7 @@ async fn balance(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
 }
 
 pub(crate) async fn drain(node: u64, undo: bool, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let (metas, trust) = whom(ask)?;
+    let (metas, trust) = present(ask).await?;
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let heard = heard(&trust, &metas, ask.timeout).await?;

@@ -194,6 +194,14 @@ fn whom(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
     Ok((cluster.metas, trust))
 }
 
+/// The same, as the cluster has them now: the cluster file may be older than the last change of members.
+async fn present(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
+    let (named, trust) = whom(ask)?;
+    let (metas, answers) = admin::status_of_present(&trust, &named, ask.timeout).await;
+    admin::unless_forbidden(&answers)?;
+    Ok((metas, trust))
+}
+
 async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = whom(ask)?;
     let (metas, answers) = admin::status_of_present(&trust, &metas, ask.timeout).await;

@@ -69,13 +69,13 @@ pub(crate) async fn run(command: NodeCommand, format: Format) -> Result<ExitCode
         NodeCommand::List(ask) => list(&ask, format).await,
         NodeCommand::Drain { node, undo, ask } => {
             let standing = if undo { v1::Standing::Serving } else { v1::Standing::Draining };
-            let (metas, trust) = crate::whom(&ask)?;
+            let (metas, trust) = crate::present(&ask).await?;
             let reply = set(&trust, &metas, node, standing, false, &ask).await?;
             told(format, node, name(standing), reply)
         }
         NodeCommand::Decommission { node, yes, ask } => decommission(node, yes, &ask, format).await,
         NodeCommand::Forget { node, ask } => {
-            let (metas, trust) = crate::whom(&ask)?;
+            let (metas, trust) = crate::present(&ask).await?;
             members::forget(&trust, &metas, node, ask.timeout).await.map_err(failure)?;
             line(match format {
                 Format::Json => json!({ "node": node, "state": "forgotten" }).to_string(),
@@ -115,7 +115,7 @@ fn told(format: Format, node: u64, state: &str, held: v1::SetStandingReply) -> R
 }
 
 async fn decommission(node: u64, yes: bool, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
-    let (metas, trust) = crate::whom(ask)?;
+    let (metas, trust) = crate::present(ask).await?;
     let held = set(&trust, &metas, node, v1::Standing::Decommissioned, true, ask).await?;
     if held.last_copies > 0 && !yes {
         let what = format!("{} values have their last copy on node {node}: nothing was changed", held.last_copies);

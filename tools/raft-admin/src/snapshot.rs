@@ -75,7 +75,7 @@ pub(crate) struct Restore {
 pub(crate) async fn run(command: SnapshotCommand, format: Format) -> Result<ExitCode, Failure> {
     match command {
         SnapshotCommand::Save { file, stale, cluster, credentials, timeout } => {
-            let (metas, trust) = crate::whom(&Ask { cluster, credentials, timeout })?;
+            let (metas, trust) = crate::present(&Ask { cluster, credentials, timeout }).await?;
             let saved = backups::save(&trust, &metas, &file, stale, timeout).await;
             let manifest = saved.map_err(|wrong| {
                 if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }

@@ -50,7 +50,6 @@ const QUOTED_LINES: usize = 12;
 
 /// What one process says about itself.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one for each process of a small cluster, and not for long")]
 pub enum Report {
     /// A meta node's answer.
     Meta(Result<Box<v1::StatusReply>, CallError>),
