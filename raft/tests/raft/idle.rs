@@ -72,17 +72,19 @@ fn ticks() -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// What a meta node is configured with if nobody says otherwise.
+const USUAL: Timing = Timing {
+    heartbeat: Duration::from_millis(200),
+    election_min: Duration::from_millis(600),
+    election_max: Duration::from_millis(1_200),
+};
+
 /// `cargo test --release -p quarry-raft --test raft -- --ignored --nocapture idle`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures for a minute on a quiet machine"]
 async fn what_idle_groups_cost() {
-    let product = Timing {
-        heartbeat: Duration::from_millis(150),
-        election_min: Duration::from_millis(600),
-        election_max: Duration::from_millis(1_200),
-    };
     for count in [1, 9, 65, 257] {
-        let crowd = Crowd::form(count, product).await;
+        let crowd = Crowd::form(count, USUAL).await;
         sleep(Duration::from_secs(2)).await;
         let (leaders, before) = (crowd.leaders(), ticks());
         sleep(Duration::from_secs(10)).await;
@@ -91,6 +93,36 @@ async fn what_idle_groups_cost() {
         eprintln!("{count} groups: {percent}.{} % of one core, all three nodes; leaders moved: {moved}", used % 10);
         crowd.shutdown().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures for a minute on a quiet machine"]
+async fn how_long_groups_are_without_a_leader_when_a_node_dies() {
+    let mut outages = Vec::new();
+    for _ in 0..8 {
+        let mut crowd = Crowd::form(9, USUAL).await;
+        let dead = crowd.leaders()[0].expect("formed").0;
+        let led: Vec<usize> =
+            (0..9).filter(|group| crowd.leaders()[*group].is_some_and(|(node, _)| node == dead)).collect();
+        crowd.groups.remove(dead);
+        crowd.hosts.remove(dead).shutdown().await;
+        let began = tokio::time::Instant::now();
+        let mut waiting = led;
+        while !waiting.is_empty() {
+            waiting.retain(|group| {
+                let back = crowd.leaders()[*group].is_some();
+                if back {
+                    outages.push(began.elapsed());
+                }
+                !back
+            });
+            sleep(Duration::from_millis(2)).await;
+        }
+        crowd.shutdown().await;
+    }
+    outages.sort();
+    let at = |part: usize| outages[(outages.len() - 1) * part / 100];
+    eprintln!("{} groups lost their leader: p50 {:?}, p90 {:?}, longest {:?}", outages.len(), at(50), at(90), at(100));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -223,7 +223,7 @@ pub struct RaftSection {
 impl Default for RaftSection {
     fn default() -> Self {
         Self {
-            heartbeat_ms: 150,
+            heartbeat_ms: 200,
             election_ms_min: 600,
             election_ms_max: 1_200,
             snapshot_after_entries: 50_000,
