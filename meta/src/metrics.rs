@@ -198,7 +198,7 @@ pub(crate) fn stand(shard: &HostedShard) {
     {
         gauge!(SLOTS, "shard" => id.clone(), "state" => state).set(slots as f64);
     }
-    for counted in [EVICTED_SLABS, EVICTED_VALUES, EVICTED_BYTES, MOVED_VALUES, MOVED_BYTES, DAMAGED] {
+    for counted in [EVICTED_SLABS, EVICTED_VALUES, EVICTED_BYTES, MOVED_VALUES, MOVED_BYTES, DAMAGED, GIVEN_BACK] {
         // Shown before the first one.
         counter!(counted, "shard" => id.clone()).increment(0);
     }
