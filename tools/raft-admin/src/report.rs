@@ -4,6 +4,7 @@ use comfy_table::{Table, presets};
 use quarry::admin::{self, CallError};
 use quarry_proto::v1;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 type Answer = Result<v1::StatusReply, CallError>;
 
@@ -189,11 +190,28 @@ pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
         }
     }
     let mut shown = nodes.to_string();
+    if let Some(said) = generations(&heard) {
+        shown.push('\n');
+        shown.push_str(&said);
+    }
     for table in [data, space].iter().filter(|table| !table.is_empty()) {
         shown.push('\n');
         shown.push_str(&table.to_string());
     }
     shown
+}
+
+/// The generation of the cluster; more than one if a meta node belongs to a history that was given up. None before there is a cluster.
+fn generations(heard: &[&v1::StatusReply]) -> Option<String> {
+    let mut nodes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for reply in heard.iter().filter(|reply| !reply.cluster.is_empty()) {
+        nodes.entry(reply.generation).or_default().push(reply.node.to_string());
+    }
+    let (newest, _) = nodes.pop_last()?;
+    let old = nodes.into_iter().map(|(old, nodes)| {
+        format!("; meta node {} is still of generation {old}, which was given up: stop it", nodes.join(", "))
+    });
+    Some(format!("generation {newest}{}", old.collect::<String>()))
 }
 
 pub(crate) fn table(header: &[&str]) -> Table {
@@ -235,5 +253,17 @@ mod tests {
         for word in ["refused", "leader", "101", "3.0 MiB"] {
             assert!(text.contains(word), "{word} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_meta_node_of_a_generation_that_was_given_up_is_named() {
+        let reply =
+            |node, generation| v1::StatusReply { node, generation, cluster: vec![7; 16].into(), ..Default::default() };
+        let replies = [reply(1, 2), reply(3, 1), reply(2, 2), v1::StatusReply { node: 4, ..Default::default() }];
+        let heard: Vec<_> = replies.iter().collect();
+        let said = generations(&heard).unwrap();
+        assert_eq!(said, "generation 2; meta node 3 is still of generation 1, which was given up: stop it");
+        assert_eq!(generations(&heard[..1]).unwrap(), "generation 2");
+        assert_eq!(generations(&heard[3..]), None);
     }
 }
