@@ -5,7 +5,7 @@ use quarry_trust::{Limits, Trust};
 use quarry_wire::{
     certificate::{Certificate, Role},
     ids::{ClusterUuid, NodeId},
-    limits::{EXTENT_BYTES, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN},
+    limits::{EXTENT_BYTES, LABEL_BYTES_MAX, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN},
     signed::{PublicKey, SecretKey, Signed},
 };
 use std::{
@@ -32,6 +32,16 @@ pub trait KeySource: Send + Sync + fmt::Debug {
     /// # Errors
     /// Why they cannot be used.
     fn read(&self) -> Result<(SecretKey, Signed<Certificate>), String>;
+}
+
+/// What a data node shares its fate with, at most [`LABEL_BYTES_MAX`] bytes each: copies of one value are put in different zones, else on
+/// different hosts, where there are enough. An empty label says nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Labels {
+    /// The machine.
+    pub host: String,
+    /// What fails together: a rack, a room.
+    pub zone: String,
 }
 
 /// Everything that a data node needs to know to start.
@@ -61,6 +71,8 @@ pub struct DataNodeConfig {
     pub trust: Trust,
     /// What the clients of its gRPC server may use up.
     pub limits: Limits,
+    /// What it shares its fate with.
+    pub labels: Labels,
     /// Size of each region in bytes, 1 MiB to 16 GiB.
     pub region_bytes: Vec<u64>,
     /// Touch all memory at the start: no page fault later, and too little memory shows at once.
@@ -97,6 +109,11 @@ impl DataNodeConfig {
         if self.advertise.is_none() && self.listen.ip().is_unspecified() {
             let expected = "set when listening on an unspecified address: others must know how to reach this node";
             return wrong("advertise", expected, "nothing".to_owned());
+        }
+        for label in [&self.labels.host, &self.labels.zone] {
+            if label.len() > LABEL_BYTES_MAX {
+                return wrong("labels", "at most 64 bytes each", format!("{} bytes", label.len()));
+            }
         }
         if self.region_bytes.is_empty() || self.region_bytes.len() > REGIONS_MAX {
             return wrong("region_bytes", "1 to 64 regions", format!("{}", self.region_bytes.len()));

@@ -41,7 +41,7 @@ mod resign;
 mod rotations;
 mod service;
 
-pub use config::{DataNodeConfig, KeySource};
+pub use config::{DataNodeConfig, KeySource, Labels};
 pub use error::DataNodeError;
 pub use metrics::describe_metrics;
 pub use node::DataNode;

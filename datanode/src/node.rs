@@ -1,7 +1,7 @@
 //! The data node as a process: what its parts share, its start, and its end.
 
 use crate::{
-    DataNodeConfig, DataNodeError, KeySource,
+    DataNodeConfig, DataNodeError, KeySource, Labels,
     claims::Claims,
     clock::Clock,
     disk::DataDir,
@@ -55,6 +55,7 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     /// `host:port` that others reach it at.
     pub(crate) address: String,
+    pub(crate) labels: Labels,
     pub(crate) provider: String,
     pub(crate) heartbeat: Duration,
     /// How long a region keeps a read key; none: until it is told to change it.
@@ -230,6 +231,7 @@ impl DataNode {
         let node = Arc::new(Node {
             id: config.node,
             address: config.advertise.unwrap_or_else(|| address.to_string()),
+            labels: config.labels,
             provider: provider.name().to_owned(),
             heartbeat: config.heartbeat,
             rotate_every: config.rotate_every,

@@ -140,6 +140,8 @@ async fn open(node: &Arc<Node>, region: &RegionSeat, boot: [u8; 16]) -> Result<S
         length: region.length,
         boot: Bytes::copy_from_slice(&boot),
         address: node.address.clone(),
+        host: node.labels.host.clone(),
+        zone: node.labels.zone.clone(),
     };
     let caller = Arc::clone(node);
     let call = node.metas.at_leader(DIRECTORY, Instant::now() + ROUND, move |address, deadline| {

@@ -6,6 +6,7 @@ use crate::{core::HostedShard, moves::Moved, offices::Reason};
 use ::metrics::{Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use quarry_meta_state::{
     Shard,
+    directory::Shared,
     shard::{Evicted, Space},
 };
 use quarry_proto::{telemetry::outcome_name, v1};
@@ -15,6 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 const PROPOSAL_COMMANDS: &str = "quarry_meta_proposal_commands";
 const GRANTS: &str = "quarry_meta_grants_total";
+const GRANTS_NEAR: &str = "quarry_meta_grants_near_total";
 const COMMITS: &str = "quarry_meta_commits_total";
 const EVICTED_SLABS: &str = "quarry_meta_evicted_slabs_total";
 const EVICTED_VALUES: &str = "quarry_meta_evicted_values_total";
@@ -40,6 +42,11 @@ pub fn describe_metrics() {
         GRANTS,
         Unit::Count,
         "Grants that this node signed as the shard's leader, repeated ones included."
+    );
+    describe_counter!(
+        GRANTS_NEAR,
+        Unit::Count,
+        "Grants with two holders in one zone or on one host, because none with room lie further apart."
     );
     describe_counter!(
         COMMITS,
@@ -102,8 +109,14 @@ pub(crate) fn proposal_commands(group: GroupId) -> Histogram {
 }
 
 /// A grant was signed.
-pub(crate) fn granted(shard: ShardId) {
+pub(crate) fn granted(shard: ShardId, shared: Shared) {
     counter!(GRANTS, "shard" => shard.0.to_string()).increment(1);
+    let what = match shared {
+        Shared::Nothing => return,
+        Shared::Zone => "zone",
+        Shared::Host => "host",
+    };
+    counter!(GRANTS_NEAR, "shard" => shard.0.to_string(), "shared" => what).increment(1);
 }
 
 /// A slab was evicted.

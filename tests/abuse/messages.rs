@@ -335,6 +335,7 @@ async fn no_mutant_of_a_certificate_or_region_record_is_taken_and_none_of_a_regi
         length: 64 << 20,
         boot: Bytes::from_static(&[9; 16]),
         address: "127.0.0.1:1".to_owned(),
+        ..Default::default()
     };
     let answers = abuse(&directory, "/quarry.v1.Registry/RegisterRegion", &register, &mut seed).await;
     // The certificate comes first, behind a tag and a length of two bytes.

@@ -62,6 +62,8 @@ pub const VERSION_AHEAD_MAX: Duration = Duration::from_secs(600);
 pub const FABRIC_ADDRESS_BYTES_MAX: usize = 64;
 /// Longest name of a libfabric provider, in bytes.
 pub const PROVIDER_NAME_BYTES_MAX: usize = 16;
+/// Longest label of a data node, in bytes.
+pub const LABEL_BYTES_MAX: usize = 64;
 /// Longest namespace name, in bytes.
 pub const NAMESPACE_NAME_BYTES_MAX: usize = 64;
 /// Protocol versions that this build speaks, from and including.

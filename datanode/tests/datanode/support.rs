@@ -492,6 +492,7 @@ pub(crate) fn config(double: &Double, id: NodeId, folder: &std::path::Path) -> D
         key_source: None,
         trust: quarry_trust::Trust::off(),
         limits: quarry_trust::Limits::default(),
+        labels: quarry_datanode::Labels::default(),
         region_bytes: vec![REGION_BYTES],
         populate: false,
         fabric_bind: LOCALHOST,

@@ -178,6 +178,11 @@ async fn create_namespace(
                 NamespaceRefusal::Copies { copies, least } => {
                     Refusal::malformed("least", format_args!("1 to {copies}, the copies of the namespace"), least)
                 }
+                NamespaceRefusal::Quota { shards, least, found } => {
+                    let expected =
+                        format_args!("0, or at least {least}: each of {shards} shards allows an even share of it");
+                    Refusal::malformed("quota_bytes", expected, found)
+                }
                 NamespaceRefusal::TooMany { most } => Refusal::TooManyRequests(v1::TooManyRequests {
                     resource: "namespaces of this generation".to_owned(),
                     limit: most.into(),
@@ -211,8 +216,9 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
         shard.eviction.lacks(Lack { namespace: wanted.namespace, slot_size: wanted.slot_size });
     }
     let (grant, applied_ms) = granted?;
+    let shared = shard.hosted.read(|state| state.shared_fate(&grant));
     let signed = sign(core, grant);
-    metrics::granted(shard.id);
+    metrics::granted(shard.id, shared);
     Ok(v1::GrantReply { grant: signed.into(), applied_ms, changes: core.changes(asked.seen) })
 }
 

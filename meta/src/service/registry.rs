@@ -5,7 +5,9 @@ use crate::{
     core::{Core, not_made},
     door,
 };
-use quarry_meta_state::directory::{DirectoryCommand, DirectoryOutcome, nodes::NodeRefusal, regions::RegionRefusal};
+use quarry_meta_state::directory::{
+    DirectoryCommand, DirectoryOutcome, Labels, nodes::NodeRefusal, regions::RegionRefusal,
+};
 use quarry_proto::{
     convert::{self, required},
     refusal::Refusal,
@@ -105,15 +107,17 @@ async fn register(
     let (node, index, bytes) = (region.node, region.index, asked.length);
     let admit = DirectoryCommand::AdmitCertificate(certificate.clone());
     let announce = DirectoryCommand::AnnounceNode { node, address: asked.address };
+    let label = DirectoryCommand::LabelNode { node, labels: Labels { host: asked.host, zone: asked.zone } };
     let register = DirectoryCommand::RegisterRegion { node, index, bytes, life };
     // Asked for together and in this order, so they share an entry.
-    let (admitted, announced, registered) = tokio::join!(
+    let (admitted, announced, labelled, registered) = tokio::join!(
         biased;
         core.directory.propose(admit, deadline),
         core.directory.propose(announce, deadline),
+        core.directory.propose(label, deadline),
         core.directory.propose(register, deadline),
     );
-    for done in [admitted?, announced?] {
+    for done in [admitted?, announced?, labelled?] {
         match done.outcome {
             DirectoryOutcome::Node(Ok(_)) => {}
             DirectoryOutcome::Node(Err(refusal)) => return Err(node_refused(refusal)),
@@ -207,6 +211,9 @@ pub(super) fn node_refused(refusal: NodeRefusal) -> Refusal {
         NodeRefusal::UnknownNode { .. } => Refusal::Untrusted(v1::Untrusted { why: refusal.to_string() }),
         NodeRefusal::Retired { node } => forgotten(node),
         NodeRefusal::Alive { node, .. } => Refusal::node_refused(v1::node_refused::Reason::Alive, node.0, &refusal),
+        NodeRefusal::Label { found } => {
+            Refusal::malformed("labels", "at most 64 bytes each", format_args!("{found} bytes"))
+        }
         NodeRefusal::Address { found } => {
             Refusal::malformed("address", "1 to 256 bytes", format_args!("{found} bytes"))
         }

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 const MAGIC: [u8; 4] = *b"QRYS";
 /// Storage version of the snapshots that this build writes and reads.
-pub const SNAPSHOT_VERSION: u16 = 4;
+pub const SNAPSHOT_VERSION: u16 = 5;
 /// SHA-256 over the canonical bytes of a state.
 pub type StateHash = [u8; 32];
 

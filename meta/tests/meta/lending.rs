@@ -94,3 +94,28 @@ async fn memory_goes_to_the_shard_that_needs_it_and_comes_back_from_one_that_doe
         cluster.assert_equal_hashes(group).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_of_one_value_lie_in_different_zones_as_long_as_there_are_some() {
+    let cluster = Cluster::new().await;
+    for (id, zone) in [(11, "east"), (12, "east"), (13, "west")] {
+        // Each goes on sending heartbeats until the test ends.
+        Box::leak(Box::new(DataNode::join_in(&cluster, id, zone).await));
+    }
+    let writer = Writer::new(&cluster.create_namespace("kv", 2).await);
+    let zones = async || {
+        let grant = writer.grant(&cluster).await;
+        let mut nodes: Vec<u64> = grant.holders.iter().map(|holder| holder.region.node.0).collect();
+        nodes.sort_unstable();
+        nodes
+    };
+    until("the shard to know all zones", async || (zones().await.contains(&13)).then_some(())).await;
+    for _ in 0..6 {
+        assert!(zones().await.contains(&13), "two copies in one zone");
+    }
+    // Without another zone, two hosts of one are better than none.
+    let mut request = writer.grant_request(&cluster, 1).await;
+    request.avoid = vec![13];
+    let grant = writer.granted(&cluster, &request).await.unwrap();
+    assert_eq!(grant.holders.len(), 2);
+}

@@ -32,6 +32,8 @@ pub(crate) struct DataNode {
     pub(crate) incarnation: Incarnation,
     /// Where it says that its server is.
     address: String,
+    /// What it says that it shares its fate with.
+    pub(crate) zone: String,
     beating: JoinSet<()>,
 }
 
@@ -41,12 +43,24 @@ impl DataNode {
         Self::join_at(cluster, id, format!("127.0.0.1:{}", 10_000 + id)).await
     }
 
+    /// The same, of this zone.
+    pub(crate) async fn join_in(cluster: &Cluster, id: u64, zone: &str) -> Self {
+        let mut node = Self::join(cluster, id).await;
+        zone.clone_into(&mut node.zone);
+        // The labels come with a registration, a repeated one too.
+        node.register(cluster, fresh().into()).await;
+        node.record(cluster).await.unwrap();
+        node.fall_silent();
+        node.beat(cluster);
+        node
+    }
+
     /// The same, with a server at this address.
     pub(crate) async fn join_at(cluster: &Cluster, id: u64, address: String) -> Self {
         let id = NodeId(id);
         let (key, certificate) = identity(id, Role::DataNode);
-        let (incarnation, beating) = (Incarnation::default(), JoinSet::new());
-        let mut node = Self { id, key, certificate, incarnation, address, beating };
+        let (incarnation, beating, zone) = (Incarnation::default(), JoinSet::new(), String::new());
+        let mut node = Self { id, key, certificate, incarnation, address, zone, beating };
         node.register(cluster, fresh().into()).await;
         node.record(cluster).await.unwrap();
         node.beat(cluster);
@@ -69,6 +83,8 @@ impl DataNode {
             length: REGION_BYTES,
             boot: boot.to_le_bytes().to_vec().into(),
             address: self.address.clone(),
+            host: format!("host-{}", self.id.0),
+            zone: self.zone.clone(),
         }
     }
 

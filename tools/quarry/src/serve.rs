@@ -14,7 +14,7 @@ use quarry::{
     local::die_with_parent,
 };
 use quarry_client::Cluster;
-use quarry_datanode::{DataNode, DataNodeConfig, KeySource};
+use quarry_datanode::{DataNode, DataNodeConfig, KeySource, Labels};
 use quarry_fabric::Provider;
 use quarry_meta::{Marks, MetaConfig, MetaNode, Timing};
 use quarry_trust::Trust;
@@ -111,6 +111,7 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
         certificate: identity.certificate,
         key_source: Some(Arc::new(KeyFile { path: file.node.key.clone(), cluster: cluster.uuid, root: cluster.root })),
         limits: file.limits,
+        labels: Labels { host: file.labels.host, zone: file.labels.zone },
         region_bytes: file.memory.region_bytes,
         populate: file.memory.populate,
         fabric_bind: file.fabric.bind,

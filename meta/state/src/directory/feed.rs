@@ -6,7 +6,7 @@
 //! A state that was passed over between two slices has been superseded by the one that is told; a lending cannot be passed over, because it
 //! ends only when its shard gives it back.
 
-use super::{Directory, namespaces::Namespace, nodes::Standing};
+use super::{Directory, labels::Labels, namespaces::Namespace, nodes::Standing};
 use quarry_wire::{
     certificate::{Certificate, Revocations, Role},
     ids::{
@@ -75,6 +75,8 @@ pub enum FeedChange {
         node: NodeId,
         /// What for.
         standing: Standing,
+        /// What it shares its fate with.
+        labels: Labels,
     },
     /// This node is gone for good, with all its memory.
     Retired(NodeId),
@@ -168,7 +170,8 @@ impl Directory {
                 })
             }
             Topic::Node(id) if self.is_certified(id, Role::DataNode) => {
-                self.nodes.get(&id).map(|held| FeedChange::Standing { node: id, standing: held.standing })
+                let held = self.nodes.get(&id)?;
+                Some(FeedChange::Standing { node: id, standing: held.standing, labels: held.labels.clone() })
             }
             Topic::Retired(id) => Some(FeedChange::Retired(id)),
             Topic::Certificate(_) | Topic::Revocations | Topic::Node(_) | Topic::Record(_) => None,

@@ -188,9 +188,10 @@ impl Directory {
                     NodeRefusal::NotInitialised => MemberRefusal::NotInitialised,
                     NodeRefusal::Address { found } => MemberRefusal::Address { found },
                     NodeRefusal::Retired { node } => MemberRefusal::Retired { node },
-                    NodeRefusal::Untrusted { .. } | NodeRefusal::UnknownNode { .. } | NodeRefusal::Alive { .. } => {
-                        MemberRefusal::NotCertified { node: *node }
-                    }
+                    NodeRefusal::Untrusted { .. }
+                    | NodeRefusal::UnknownNode { .. }
+                    | NodeRefusal::Alive { .. }
+                    | NodeRefusal::Label { .. } => MemberRefusal::NotCertified { node: *node },
                 })?;
             }
             MemberChange::Remove { node } => self.retire(*node),

@@ -7,6 +7,7 @@
 mod check;
 pub mod extents;
 pub mod feed;
+pub mod labels;
 pub mod members;
 pub mod namespaces;
 pub mod nodes;
@@ -20,6 +21,7 @@ use crate::{
 use extents::{LendRefusal, Lending, ReturnRefusal};
 use feed::Topic;
 pub use feed::{Changes, FEED_SLICE_ENTRIES_MAX, FeedChange, FeedEntry, FeedSlice, RegionState};
+pub use labels::{Labels, Shared};
 pub use members::{MemberChange, NumberedChange};
 use members::{MemberRefusal, Members};
 pub use namespaces::{Namespace, Policy};
@@ -131,6 +133,13 @@ pub enum DirectoryCommand {
         /// The node.
         node: NodeId,
     },
+    /// What a node that announced itself shares its fate with.
+    LabelNode {
+        /// The node.
+        node: NodeId,
+        /// From now on.
+        labels: Labels,
+    },
 }
 
 /// What became of a [`DirectoryCommand`].
@@ -140,7 +149,7 @@ pub enum DirectoryOutcome {
     Init(Result<(), InitRefusal>),
     /// Of `RaiseGeneration`.
     Generation(Result<(), GenerationRefusal>),
-    /// Of `AdmitCertificate`, `Revoke`, `AnnounceNode`, `SetStanding` and `ForgetNode`: the number of the change.
+    /// Of `AdmitCertificate`, `Revoke`, `AnnounceNode`, `SetStanding`, `ForgetNode` and `LabelNode`: the number of the change.
     Node(Result<FeedNumber, NodeRefusal>),
     /// Of `RegisterRegion`: the life that the region is in now.
     Region(Result<Incarnation, RegionRefusal>),
@@ -315,6 +324,7 @@ impl Directory {
             DirectoryCommand::EndChange { number, cancelled } => {
                 DirectoryOutcome::Member(self.end_change(number, cancelled))
             }
+            DirectoryCommand::LabelNode { node, labels } => DirectoryOutcome::Node(self.label(node, labels)),
             DirectoryCommand::SetStanding { node, standing } => {
                 DirectoryOutcome::Node(self.set_standing(node, standing))
             }

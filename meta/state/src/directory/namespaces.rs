@@ -23,6 +23,9 @@ pub struct Namespace {
     pub policy: Policy,
 }
 
+/// What a shard's share of a quota must hold of each copy: a slot for a value of 4 KiB.
+const QUOTA_SLOT_BYTES_MIN: u64 = 4096 + 128;
+
 /// The rules of a namespace. Origin, hold time and encryption will follow as further fields of a further version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Policy {
@@ -81,6 +84,18 @@ pub enum NamespaceRefusal {
         /// Least copies asked for.
         least: u8,
     },
+    /// The quota's share of a shard would hold no value.
+    #[error(
+        "each of {shards} shards allows an even share of a quota, and that must hold all copies of a slot of {QUOTA_SLOT_BYTES_MIN} bytes: a quota is at least {least} bytes, not {found}"
+    )]
+    Quota {
+        /// How many shards there are.
+        shards: u32,
+        /// Smallest quota.
+        least: u64,
+        /// The quota asked for.
+        found: u64,
+    },
     /// There are no numbers left in this generation.
     #[error("a generation can make {most} namespaces")]
     TooMany {
@@ -120,6 +135,10 @@ impl Directory {
         let Policy { copies, least, .. } = policy;
         if copies == 0 || usize::from(copies) > COPIES_MAX || least == 0 || least > copies {
             return Err(NamespaceRefusal::Copies { copies, least });
+        }
+        let smallest = u64::from(self.shards()) * u64::from(copies) * QUOTA_SLOT_BYTES_MIN;
+        if let Some(found) = policy.quota_bytes.filter(|quota| *quota < smallest) {
+            return Err(NamespaceRefusal::Quota { shards: self.shards(), least: smallest, found });
         }
         if let Some(id) = self.names.get(name) {
             return Err(NamespaceRefusal::Exists { id: *id });

@@ -1,11 +1,12 @@
 //! Nodes and whom to believe: certificates that the root signed, the revocation list, where a node's control service listens.
 //! Keeps *Nothing unsigned*: apply itself checks every signature, so a replica never holds what the root or the node did not sign.
 
-use super::{Directory, feed::Topic};
+use super::{Directory, feed::Topic, labels::Labels};
 use quarry_wire::{
     certificate::{Certificate, Revocations, Role},
     ids::{CertificateSerial, FeedNumber, NodeId},
     keyring::Keyring,
+    limits::LABEL_BYTES_MAX,
     signed::Signed,
 };
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub struct Node {
     pub address: String,
     /// What it may be used for, if it is a data node.
     pub standing: Standing,
+    /// What it shares its fate with, if it is a data node.
+    pub labels: Labels,
     /// Number of this announcement in the feed.
     pub changed: FeedNumber,
 }
@@ -77,6 +80,12 @@ pub enum NodeRefusal {
     /// The address cannot be one.
     #[error("an address has 1 to {NODE_ADDRESS_BYTES_MAX} bytes, this one has {found}")]
     Address {
+        /// Its bytes.
+        found: usize,
+    },
+    /// The label is too long.
+    #[error("a label has at most {LABEL_BYTES_MAX} bytes, this one has {found}")]
+    Label {
         /// Its bytes.
         found: usize,
     },
@@ -140,8 +149,9 @@ impl Directory {
             held => held.map(|held| held.changed),
         };
         let changed = self.touch(Topic::Node(id), old);
-        let standing = self.nodes.get(&id).map(|held| held.standing).unwrap_or_default();
-        self.nodes.insert(id, Node { id, address: address.to_owned(), standing, changed });
+        let kept = self.nodes.get(&id).map(|held| (held.standing, held.labels.clone()));
+        let (standing, labels) = kept.unwrap_or_default();
+        self.nodes.insert(id, Node { id, address: address.to_owned(), standing, labels, changed });
         Ok(changed)
     }
 

@@ -11,7 +11,7 @@ use super::{
     space::Extent,
 };
 use crate::{
-    directory::{FeedChange, FeedSlice, RegionState, Standing},
+    directory::{FeedChange, FeedSlice, Labels, RegionState, Standing},
     lending::{Held, Holdings},
 };
 use quarry_wire::{
@@ -70,7 +70,12 @@ impl Shard {
                 }
             }
             FeedChange::Unlent { extent, lend } => self.follow_return(extent, lend),
-            FeedChange::Standing { node, standing } => {
+            FeedChange::Standing { node, standing, labels } => {
+                if labels == Labels::default() {
+                    self.labels.remove(&node);
+                } else {
+                    self.labels.insert(node, labels);
+                }
                 match standing {
                     Standing::Serving => self.drained.remove(&node),
                     Standing::Draining | Standing::Decommissioned => self.drained.insert(node),
@@ -111,6 +116,7 @@ impl Shard {
             region.up = false;
         }
         self.drained.remove(&node);
+        self.labels.remove(&node);
         self.wants.remove(&node);
     }
 

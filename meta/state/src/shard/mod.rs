@@ -42,7 +42,7 @@ mod victims;
 mod warm;
 
 use crate::{
-    directory::{Namespace, RegionState},
+    directory::{Labels, Namespace, RegionState},
     requests::Requests,
     snapshot::{self, Machine, SnapshotError, StateHash},
 };
@@ -149,6 +149,8 @@ pub struct Shard {
     regions: BTreeMap<RegionId, RegionState>,
     /// Nodes on which nothing new is granted.
     drained: BTreeSet<NodeId>,
+    /// What data nodes share their fate with, those that say so.
+    labels: BTreeMap<NodeId, Labels>,
     /// The extents held.
     extents: BTreeMap<ExtentId, Extent>,
     /// The highest lend number ever seen, per extent.
@@ -206,6 +208,7 @@ impl Shard {
             namespaces: BTreeMap::new(),
             regions: BTreeMap::new(),
             drained: BTreeSet::new(),
+            labels: BTreeMap::new(),
             extents: BTreeMap::new(),
             lends_seen: BTreeMap::new(),
             returned: BTreeMap::new(),

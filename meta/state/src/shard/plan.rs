@@ -1,15 +1,20 @@
 //! Planning: what a leader proposes. Pure, but not part of apply: two leaders may plan differently, replicas only validate.
 //!
 //! Holders are ranked by weighted rendezvous hashing of the grant's number over the nodes with room, weighted by their free bytes; within a
-//! node the first place that fits is taken, if possible one that is not warm (see `warm.rs`). All arithmetic is on integers.
+//! node the first place that fits is taken, if possible one that is not warm (see `warm.rs`). Holders of one grant lie in different zones, else
+//! on different hosts, as far as nodes with room have such labels; if they do not, near ones are better than none. All arithmetic is on integers.
 
 use super::{
     GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand,
     grants::{SLOT_BYTES_MIN, slab_bytes},
     space::Ranges,
 };
-use crate::{directory::RegionState, requests::RequestRefusal};
+use crate::{
+    directory::{RegionState, Shared},
+    requests::RequestRefusal,
+};
 use quarry_wire::{
+    grant::Grant,
     ids::{ExtentId, NamespaceId, NodeId},
     limits::extent_bytes,
     units::{LogTime, Offset, SlotCount},
@@ -58,6 +63,26 @@ pub struct Planner<'a> {
 }
 
 impl Shard {
+    /// The most that a place shares with any of the others.
+    fn shared(&self, place: &Proposed, others: &[Proposed]) -> Shared {
+        let nodes = others.iter().map(|other| other.extent.region.node);
+        self.shared_by(place.extent.region.node, nodes)
+    }
+
+    fn shared_by(&self, node: NodeId, others: impl Iterator<Item = NodeId>) -> Shared {
+        let own = self.labels.get(&node);
+        let with = |other: NodeId| Some(own?.shared(self.labels.get(&other)?));
+        others.filter_map(with).max().unwrap_or(Shared::Nothing)
+    }
+
+    /// The most that two holders of a grant share.
+    #[must_use]
+    pub fn shared_fate(&self, grant: &Grant) -> Shared {
+        let nodes: Vec<NodeId> = grant.holders.iter().map(|holder| holder.region.node).collect();
+        let pairs = (1..nodes.len()).map(|at| self.shared_by(nodes[at], nodes[..at].iter().copied()));
+        pairs.max().unwrap_or(Shared::Nothing)
+    }
+
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
     pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
@@ -197,13 +222,25 @@ impl Planner<'_> {
         })
     }
 
-    /// The places of the `most` best nodes on which `bytes` fit, best first.
+    /// The places of the `most` best nodes on which `bytes` fit: the best first, then always the best of those that share least with the ones
+    /// before.
     fn places(&self, bytes: u64, most: usize) -> Vec<Proposed> {
         let number = self.shard.sequence_last + 1 + self.grants;
         let roomy = self.nodes.iter().filter(|(_, room)| room.bytes >= bytes);
         let mut ranked: Vec<_> = roomy.map(|(node, room)| (score(number, *node, room.bytes), *node, room)).collect();
         ranked.sort_by_key(|(score, node, _)| Reverse((*score, *node)));
-        ranked.into_iter().filter_map(|(_, _, room)| self.place(room, bytes)).take(most).collect()
+        let mut placed: Vec<Proposed> = ranked.into_iter().filter_map(|(_, _, room)| self.place(room, bytes)).collect();
+        if self.shard.labels.is_empty() || most >= placed.len() {
+            placed.truncate(most);
+            return placed;
+        }
+        let mut chosen: Vec<Proposed> = Vec::with_capacity(most);
+        while chosen.len() < most && !placed.is_empty() {
+            let near = |it: &Proposed| self.shard.shared(it, &chosen);
+            let (at, _) = placed.iter().enumerate().min_by_key(|(at, it)| (near(it), *at)).expect("some are left");
+            chosen.push(placed.remove(at));
+        }
+        chosen
     }
 
     /// The first place of a node that fits, if possible where no lane may be open.

@@ -4,7 +4,7 @@ use quarry_meta_state::{
     Directory, RequestId, RequestRefusal,
     directory::{
         Cluster, DirectoryCommand, DirectoryOutcome, FEED_SLICE_ENTRIES_MAX, FeedChange, GenerationRefusal,
-        InitRefusal, Policy,
+        InitRefusal, Labels, Policy,
         extents::{LendRefusal, ReturnRefusal},
         namespaces::NamespaceRefusal,
         nodes::NodeRefusal,
@@ -352,4 +352,38 @@ fn a_new_generation_voids_lives_and_lendings_and_tells_everything_again() {
     assert_eq!(bench.directory.namespace(id).unwrap().name, "blocks");
     let next = bench.create(2, "after").unwrap();
     assert!(next.0 > 2 * 65_536, "numbers go on above the floor of the generation: {next}");
+}
+
+#[test]
+fn labels_of_a_node_are_told_to_the_shards_and_outlive_a_new_address() {
+    let mut bench = Bench::new(1);
+    let labels = Labels { host: "rack-7-host-3".into(), zone: "rack-7".into() };
+    let label = |labels: &Labels| DirectoryCommand::LabelNode { node: NodeId(1), labels: labels.clone() };
+    let unknown = DirectoryOutcome::Node(Err(NodeRefusal::UnknownNode { node: NodeId(1) }));
+    assert_eq!(bench.apply(label(&labels)), unknown, "it did not announce itself yet");
+    bench.apply(DirectoryCommand::AnnounceNode { node: NodeId(1), address: "one:1".into() });
+    let before = bench.directory.feed_position();
+    assert!(matches!(bench.apply(label(&labels)), DirectoryOutcome::Node(Ok(_))));
+    let told = bench.directory.feed_since(before, usize::MAX).entries;
+    assert!(matches!(&told[0].change, FeedChange::Standing { labels: told, .. } if *told == labels), "{told:?}");
+    let position = bench.directory.feed_position();
+    bench.apply(label(&labels));
+    assert_eq!(bench.directory.feed_position(), position, "the same labels are no change");
+    bench.apply(DirectoryCommand::AnnounceNode { node: NodeId(1), address: "two:1".into() });
+    assert_eq!(bench.directory.node(NodeId(1)).unwrap().labels, labels);
+    let long = Labels { host: "h".repeat(65), ..labels };
+    assert_eq!(bench.apply(label(&long)), DirectoryOutcome::Node(Err(NodeRefusal::Label { found: 65 })));
+}
+
+#[test]
+fn a_quota_whose_share_of_a_shard_holds_no_value_is_refused() {
+    let mut bench = Bench::new(1);
+    let mut with = |random: u64, quota: u64| {
+        let request = RequestId { at: bench.directory.log_time(), random };
+        let policy = Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 2) };
+        bench.create_as(request, &format!("n{random}"), policy)
+    };
+    let least = 2 * 2 * (4096 + 128);
+    assert_eq!(with(1, least - 1), Err(NamespaceRefusal::Quota { shards: 2, least, found: least - 1 }));
+    with(2, least).unwrap();
 }

@@ -6,7 +6,7 @@ use crate::bench::{
 };
 use quarry_meta_state::{
     Entry, EntryError, SNAPSHOT_VERSION, Shard, SnapshotError,
-    directory::Policy,
+    directory::{FeedChange, Labels, Policy, Shared, Standing},
     shard::{
         CommitRefusal, Committed, DropRefusal, GrantPhase, GrantRefusal, Mode, Proposed, SealRefusal, ShardCommand,
         ShardOutcome,
@@ -341,4 +341,56 @@ fn a_snapshot_says_what_it_is_and_is_refused_when_it_is_something_else() {
     assert_eq!(Shard::decode(&directory), Err(SnapshotError::Machine { expected: 1, found: 0 }));
     assert!(matches!(Shard::decode(&bytes[..bytes.len() - 1]), Err(SnapshotError::Body { .. })));
     assert_eq!(bench.shard.namespace(SPACE).unwrap().name, "blocks");
+}
+
+fn labelled(node: u64, host: &str, zone: &str) -> FeedChange {
+    let labels = Labels { host: host.into(), zone: zone.into() };
+    FeedChange::Standing { node: NodeId(node), standing: Standing::Serving, labels }
+}
+
+fn holders(bench: &mut Bench) -> (Vec<u64>, Shared) {
+    let grant = bench.grant(1);
+    let shared = bench.shard.shared_fate(&grant);
+    let mut nodes: Vec<u64> = grant.holders.iter().map(|holder| holder.region.node.0).collect();
+    nodes.sort_unstable();
+    (nodes, shared)
+}
+
+#[test]
+fn holders_of_one_grant_lie_in_different_zones_else_on_different_hosts_else_anywhere() {
+    let policy = Policy { least: 1, ..Policy::new(Class::Cache, 2) };
+    let mut bench = Bench::with(4, policy, 1);
+    bench.tell(vec![
+        labelled(1, "a", "east"),
+        labelled(2, "a", "east"),
+        labelled(3, "b", "east"),
+        labelled(4, "c", "west"),
+    ]);
+    for _ in 0..20 {
+        let (nodes, shared) = holders(&mut bench);
+        assert!(nodes.contains(&4) && shared == Shared::Nothing, "{nodes:?}");
+    }
+    // The only one of the other zone is down: then other hosts.
+    bench.tell(vec![life(4, 2, false)]);
+    for _ in 0..20 {
+        let (nodes, shared) = holders(&mut bench);
+        assert!(nodes.contains(&3) && shared == Shared::Zone, "{nodes:?}");
+    }
+    bench.tell(vec![life(3, 2, false)]);
+    assert_eq!(holders(&mut bench), (vec![1, 2], Shared::Host), "near copies are better than one");
+    let again = Shard::decode(&bench.shard.encode()).unwrap();
+    assert_eq!(again.hash(), bench.shard.hash());
+}
+
+#[test]
+fn three_copies_share_as_little_as_two_zones_allow_and_nodes_without_labels_share_nothing() {
+    let policy = Policy { least: 1, ..Policy::new(Class::Cache, 3) };
+    let mut bench = Bench::with(4, policy, 1);
+    bench.tell(vec![labelled(1, "a", "east"), labelled(2, "a", "east"), labelled(3, "b", "east")]);
+    for _ in 0..20 {
+        let (nodes, shared) = holders(&mut bench);
+        assert!(nodes.contains(&4) && nodes.contains(&3) && shared == Shared::Zone, "{nodes:?}");
+    }
+    bench.tell(vec![labelled(1, "", ""), labelled(2, "", ""), labelled(3, "", "")]);
+    assert_eq!(holders(&mut bench).1, Shared::Nothing);
 }

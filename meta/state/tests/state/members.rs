@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use quarry_meta_state::{
     Directory, Shard,
     directory::{
-        DirectoryCommand, DirectoryOutcome, FEED_SLICE_ENTRIES_MAX, FeedChange, MemberChange, Standing,
+        DirectoryCommand, DirectoryOutcome, FEED_SLICE_ENTRIES_MAX, FeedChange, Labels, MemberChange, Standing,
         members::MemberRefusal, nodes::NodeRefusal, regions::RegionRefusal,
     },
     shard::{Settings, ShardCommand, ShardOutcome},
@@ -195,7 +195,7 @@ fn a_drained_node_is_told_of_in_the_feed_once_and_a_meta_node_only_when_it_is_go
     begin(&mut bench, remove(34)).unwrap();
     let told = bench.directory.feed_since(before, FEED_SLICE_ENTRIES_MAX).entries;
     let told: Vec<_> = told.into_iter().map(|entry| entry.change).collect();
-    let drained = FeedChange::Standing { node: NodeId(1), standing: Standing::Draining };
+    let drained = FeedChange::Standing { node: NodeId(1), standing: Standing::Draining, labels: Labels::default() };
     assert_eq!(told, [drained, FeedChange::Retired(NodeId(34))]);
 }
 

@@ -5,8 +5,8 @@ use crate::{
     build::BUILD_ID,
     config::{
         AdminSection, CONFIG_VERSION, DataMembershipSection, DataNodeFile, EvictionSection, FabricSection,
-        MemorySection, MetaFile, MetaMembershipSection, NODE_CREDENTIALS, NodeSection, RaftSection, TlsMode,
-        TlsSection,
+        LabelsSection, MemorySection, MetaFile, MetaMembershipSection, NODE_CREDENTIALS, NodeSection, RaftSection,
+        TlsMode, TlsSection,
     },
     credentials::{self, Validity},
     identity::{IdentityError, Root},
@@ -412,6 +412,7 @@ impl Layout {
                 version: CONFIG_VERSION,
                 node,
                 tls: tls.clone(),
+                labels: LabelsSection::default(),
                 memory: MemorySection { region_bytes: spec.region_bytes.clone(), populate: spec.populate },
                 fabric: FabricSection { provider: spec.provider.clone(), ..FabricSection::default() },
                 membership: DataMembershipSection { heartbeat_ms: spec.heartbeat_ms },
