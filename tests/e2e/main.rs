@@ -20,6 +20,7 @@ mod observe;
 mod operators;
 mod pins;
 mod revocations;
+mod shards;
 mod trust;
 mod values;
 mod versions;

@@ -25,7 +25,7 @@ pub const CLUSTERS_MAX: usize = 2;
 static CLUSTERS: Semaphore = Semaphore::const_new(CLUSTERS_MAX);
 /// Lines of each log that a failed test prints.
 const LOG_LINES: usize = 40;
-/// The Raft group of the only shard.
+/// The Raft group of the only shard, in clusters as [`spec`] has them.
 pub const SHARD: u32 = 1;
 /// The Raft group of the directory.
 pub const DIRECTORY: u32 = 0;
@@ -47,6 +47,8 @@ pub fn spec() -> LocalSpec {
     let binary = built_binary().unwrap_or_else(|wrong| panic!("{wrong}"));
     let mut spec = LocalSpec::new(binary);
     spec.region_bytes = vec![1 << 30];
+    // Most tests look at the shard that has their keys; `e2e/shards.rs` is about many.
+    spec.raft.shards = 1;
     spec.environment.push(("QUARRY_LOG".to_owned(), "info".to_owned()));
     spec
 }

@@ -192,11 +192,13 @@ impl Line {
 
     /// The opening that is under way, or a new one; true if it is new.
     fn opening(self: &Arc<Self>, core: &Arc<Core>) -> (Opening, bool) {
+        let shards = core.control.view().read().shards();
         let mut state = self.state.lock();
         if let Some(opening) = &state.opening {
             return (opening.clone(), false);
         }
-        let slots = slots_to_ask(state.last_slots, state.demand, self.id.slot_size, core.options.slab_bytes_max);
+        let (size, most) = (self.id.slot_size, core.options.slab_bytes_max);
+        let slots = slots_to_ask(state.last_slots, state.demand, size, most, shards);
         let (tell, told) = oneshot::channel();
         let opening = told.shared();
         state.opening = Some(opening.clone());

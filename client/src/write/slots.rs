@@ -18,8 +18,10 @@ const FINE_FROM: u64 = 1 << 20;
 const STEPS: u64 = 8;
 /// Sizes per doubling of large payloads.
 const FINE_STEPS: u64 = 32;
-/// Slots of a writer's first slab, unless it says at once that it needs more.
+/// Slots of a line's first slab, unless it is said at once that it needs more; fewer if a writer has lines in many shards.
 const SLOTS_FIRST: u32 = 16;
+/// The first slabs of all shards together are no more than so many with one.
+const FIRST_PARTS_MAX: u32 = 4;
 /// Bytes of a writer's first slab.
 const SLAB_BYTES_FIRST: u64 = 16 << 20;
 /// How much larger the next slab is than the last.
@@ -67,9 +69,10 @@ pub(crate) fn payload_in(key_bytes: usize, slot_max: u64) -> u64 {
 
 /// How many slots to ask for: a few at first, then more with use, and at least what is known to be needed; never more than fits in
 /// `slab_bytes_max`, but at least one.
-pub(crate) fn slots_to_ask(last: Option<u32>, needed: u32, slot_size: u32, slab_bytes_max: u64) -> u32 {
+pub(crate) fn slots_to_ask(last: Option<u32>, needed: u32, slot_size: u32, slab_bytes_max: u64, shards: u32) -> u32 {
     let fitting = |bytes: u64| u32::try_from(bytes / u64::from(slot_size)).unwrap_or(u32::MAX);
-    let grown = last.map_or_else(|| SLOTS_FIRST.min(fitting(SLAB_BYTES_FIRST)), |last| last.saturating_mul(GROWTH));
+    let first = || (SLOTS_FIRST / shards.clamp(1, FIRST_PARTS_MAX)).min(fitting(SLAB_BYTES_FIRST));
+    let grown = last.map_or_else(first, |last| last.saturating_mul(GROWTH));
     grown.max(needed).min(fitting(slab_bytes_max)).clamp(1, SLOTS_PER_SLAB_MAX)
 }
 
@@ -225,12 +228,13 @@ mod tests {
     #[test]
     fn slabs_begin_small_and_grow_with_use_up_to_the_cap() {
         let size = (64 << 10) + 128;
-        assert_eq!(slots_to_ask(None, 1, size, EXTENT_BYTES), 16);
-        assert_eq!(slots_to_ask(Some(16), 1, size, EXTENT_BYTES), 64);
-        assert_eq!(slots_to_ask(Some(1022), 1, size, EXTENT_BYTES), 1022);
-        assert_eq!(slots_to_ask(None, 1000, size, EXTENT_BYTES), 1000, "a known need is asked for at once");
-        assert_eq!(slots_to_ask(None, 1, 64 << 20, EXTENT_BYTES), 1);
-        assert_eq!(slots_to_ask(None, 1, 8 << 20, 1), 1, "at least one");
-        assert_eq!(slots_to_ask(Some(4000), 9000, 128, EXTENT_BYTES), SLOTS_PER_SLAB_MAX);
+        assert_eq!(slots_to_ask(None, 1, size, EXTENT_BYTES, 1), 16);
+        assert_eq!(slots_to_ask(None, 1, size, EXTENT_BYTES, 8), 4, "eight lines are eight slabs");
+        assert_eq!(slots_to_ask(Some(16), 1, size, EXTENT_BYTES, 1), 64);
+        assert_eq!(slots_to_ask(Some(1022), 1, size, EXTENT_BYTES, 1), 1022);
+        assert_eq!(slots_to_ask(None, 1000, size, EXTENT_BYTES, 1), 1000, "a known need is asked for at once");
+        assert_eq!(slots_to_ask(None, 1, 64 << 20, EXTENT_BYTES, 1), 1);
+        assert_eq!(slots_to_ask(None, 1, 8 << 20, 1, 1), 1, "at least one");
+        assert_eq!(slots_to_ask(Some(4000), 9000, 128, EXTENT_BYTES, 1), SLOTS_PER_SLAB_MAX);
     }
 }

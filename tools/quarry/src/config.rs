@@ -13,7 +13,9 @@ use figment::{
 };
 use quarry_meta::{Marks, SHARDS_MAX};
 use quarry_trust::Limits;
-use quarry_wire::limits::{EXTENT_BYTES, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN};
+use quarry_wire::limits::{
+    EXTENT_BYTES, LABEL_BYTES_MAX, LANES_MAX, REGION_BYTES_FULL, REGION_BYTES_MAX, REGION_BYTES_MIN,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     fs, io,
@@ -142,6 +144,9 @@ pub struct DataNodeFile {
     /// How it proves who it is.
     #[serde(default)]
     pub tls: TlsSection,
+    /// What it shares its fate with.
+    #[serde(default)]
+    pub labels: LabelsSection,
     /// What it lends.
     pub memory: MemorySection,
     /// How it is reached by RMA.
@@ -173,6 +178,16 @@ pub struct NodeSection {
     /// What others are told to connect to, host:port; absent: the address of `listen`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advertise: Option<String>,
+}
+
+/// What a data node shares its fate with: copies of one value are put in different zones, else on different hosts, where there are enough.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LabelsSection {
+    /// The machine; empty: not said.
+    pub host: String,
+    /// What fails together, a rack or a room; empty: not said.
+    pub zone: String,
 }
 
 /// How a process proves who it is to the others, and whether they must.
@@ -228,7 +243,7 @@ impl Default for RaftSection {
             election_ms_max: 1_200,
             snapshot_after_entries: 50_000,
             entries_kept: 1_000,
-            shards: 1,
+            shards: 8,
             balance: true,
         }
     }
@@ -424,6 +439,11 @@ impl ConfigFile for DataNodeFile {
         &mut self.tls
     }
     fn wrong(&self) -> Option<(&'static str, String, String)> {
+        for (key, label) in [("labels.host", &self.labels.host), ("labels.zone", &self.labels.zone)] {
+            if label.len() > LABEL_BYTES_MAX {
+                return Some((key, format!("at most {LABEL_BYTES_MAX} bytes"), format!("{} bytes", label.len())));
+            }
+        }
         let regions = &self.memory.region_bytes;
         if !(1..=REGIONS_MAX).contains(&regions.len()) {
             return Some(("memory.region_bytes", format!("1 to {REGIONS_MAX} regions"), regions.len().to_string()));

@@ -2,6 +2,7 @@
 
 use super::error::BenchError;
 use quarry::{
+    config::RaftSection,
     local::{LocalCluster, LocalSpec, Report},
     stderr,
 };
@@ -35,9 +36,21 @@ pub(crate) struct Stage {
 impl Stage {
     /// Starts three meta nodes and `data_nodes` data nodes that lend `region_bytes` each, below `dir`.
     pub(crate) async fn start(dir: &Path, data_nodes: u32, region_bytes: u64) -> Result<Self, BenchError> {
+        Self::start_with(dir, data_nodes, region_bytes, RaftSection::default().shards).await
+    }
+
+    /// The same with so many shards.
+    pub(crate) async fn start_with(
+        dir: &Path,
+        data_nodes: u32,
+        region_bytes: u64,
+        shards: u32,
+    ) -> Result<Self, BenchError> {
         let folder = Folder::new(dir)?;
         let binary = std::env::current_exe().map_err(BenchError::io("the path of this binary"))?;
-        let spec = LocalSpec { data_nodes, region_bytes: vec![region_bytes], populate: true, ..LocalSpec::new(binary) };
+        let raft = RaftSection { shards, ..RaftSection::default() };
+        let spec =
+            LocalSpec { data_nodes, region_bytes: vec![region_bytes], populate: true, raft, ..LocalSpec::new(binary) };
         let mut cluster = LocalCluster::create(&folder.0.join("cluster"), spec)?;
         cluster.start(READY).await?;
         Ok(Self { cluster, region_bytes, _folder: folder })

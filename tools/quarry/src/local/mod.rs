@@ -32,7 +32,7 @@ use process::Process;
 use quarry_proto::v1;
 use quarry_trust::Trust;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -148,8 +148,7 @@ impl LocalCluster {
         self.wait_ready(left(until)).await
     }
 
-    /// Waits until every group has a leader that every running meta node knows, and every running data node is alive with memory lent to a
-    /// shard.
+    /// Waits until every group has a leader that every running meta node knows, and every running data node is alive with free memory.
     ///
     /// # Errors
     /// [`LocalError::Deadline`] says what was missing; [`LocalError::Ended`] if a process ended.
@@ -173,23 +172,24 @@ impl LocalCluster {
                 return Some(format!("{member} knows no leader of a group"));
             }
         }
-        for group in [admin::DIRECTORY, admin::FIRST_SHARD] {
+        let groups: BTreeSet<u32> = replies.iter().flat_map(|reply| reply.groups.iter().map(|it| it.group)).collect();
+        for group in groups {
             if admin::leader_of(replies, group).is_none() {
                 return Some(format!("group {group} has no leader"));
             }
         }
         let judge = admin::leader_of(replies, admin::DIRECTORY)?;
-        let shard = admin::leader_of(replies, admin::FIRST_SHARD)?;
         for member in self.running.keys().filter(|member| matches!(member, Member::Data(_))) {
             let of_judge = replies.iter().filter(|reply| reply.node == judge.0);
             let mut nodes = of_judge.flat_map(|reply| &reply.data_nodes);
             if !nodes.any(|node| node.node == member.node().0 && node.alive) {
                 return Some(format!("{member} has not registered"));
             }
-            let of_shard = replies.iter().filter(|reply| reply.node == shard.0);
-            let lent = |space: &&v1::SpaceStatus| space.region.is_some_and(|region| region.node == member.node().0);
-            if !of_shard.flat_map(|reply| &reply.space).any(|space| lent(&space) && space.free_bytes > 0) {
-                return Some(format!("no memory of {member} is lent to a shard"));
+            // Free in a shard, or with the directory, to be lent.
+            let of_judge = replies.iter().filter(|reply| reply.node == judge.0);
+            let own = |space: &&v1::SpaceStatus| space.region.is_some_and(|region| region.node == member.node().0);
+            if !of_judge.flat_map(|reply| &reply.space).any(|space| own(&space) && space.free_bytes > 0) {
+                return Some(format!("{member} has no free memory"));
             }
         }
         None

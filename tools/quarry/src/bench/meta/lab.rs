@@ -89,7 +89,8 @@ pub(in crate::bench) struct Lab {
 impl Lab {
     /// Three meta nodes and two data nodes as processes, and a namespace with one copy and one with two.
     pub(in crate::bench) async fn start(dir: &Path) -> Result<Self, BenchError> {
-        let stage = Stage::start(dir, 2, REGION_BYTES).await?;
+        // One shard: every key is sent to its leader.
+        let stage = Stage::start_with(dir, 2, REGION_BYTES, FIRST_SHARD).await?;
         let cluster = stage.cluster();
         let leader = cluster.address(cluster.leader(FIRST_SHARD, READY).await?);
         let nodes: BTreeMap<NodeId, String> =

@@ -1,0 +1,84 @@
+//! Eight shards, as clusters have them by default: every call works across them, memory goes where it is written, and no byte is lost.
+
+use quarry_client::{Key, PutItem};
+use quarry_proto::v1;
+use quarry_tests::{
+    TestCluster,
+    cluster::{create_namespace, small},
+    seed::pattern,
+    soon,
+};
+use std::{collections::BTreeSet, time::Duration};
+
+const SHARDS: u32 = 8;
+const BYTES: usize = 64 << 10;
+const REGION: u64 = 16 << 20;
+
+fn keys(name: &str, count: usize) -> Vec<Key> {
+    (0..count).map(|number| Key::new(format!("{name}-{number:03}")).unwrap()).collect()
+}
+
+/// The rows of every region, once each of its bytes is where some row says.
+async fn counted(cluster: &TestCluster) -> Vec<v1::SpaceStatus> {
+    soon("every byte of every region to be accounted for", async || {
+        let space = cluster.status(cluster.metas()[0]).await.ok()?.space;
+        let held = |it: &v1::SpaceStatus| {
+            it.free_bytes + it.granted_bytes + it.committed_bytes + it.pinned_bytes + it.resting_bytes
+        };
+        let mut regions = space.iter().filter(|it| it.shard == 0).peekable();
+        regions.peek()?;
+        let all = regions.all(|whole| {
+            let rows = space.iter().filter(|it| it.region == whole.region);
+            rows.map(held).sum::<u64>() == whole.total_bytes
+        });
+        all.then_some(space)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_is_written_over_eight_shards_is_found_listed_pinned_and_deleted_and_one_shard_alone_fills_all_memory() {
+    let cluster = TestCluster::start_with(|spec| {
+        small(spec, 2, REGION);
+        spec.raft.shards = SHARDS;
+    })
+    .await;
+    let client = cluster.client().await;
+    let blocks = create_namespace(&client, 2, None).await;
+    // Everything over all shards.
+    let all = keys("block", 64);
+    let shards: BTreeSet<u32> = all.iter().map(|key| key.shard(blocks.info().id, SHARDS).0).collect();
+    assert_eq!(shards.len(), SHARDS as usize);
+    let items = (0..).zip(&all).map(|(seed, key)| PutItem::create(key.clone(), pattern(seed, BYTES))).collect();
+    for version in blocks.put_many(items).await {
+        version.unwrap();
+    }
+    let stats = client.stats();
+    for call in ["Grant", "Commit"] {
+        let calls = stats.control_calls.get(call).copied().unwrap_or(0);
+        assert!(calls <= 2 * u64::from(SHARDS), "{calls} calls of {call} for one batch over {SHARDS} shards");
+    }
+    for (seed, value) in (0..).zip(blocks.get_many(&all).await) {
+        assert!(value.unwrap().unwrap().bytes == pattern(seed, BYTES));
+    }
+    assert_eq!(blocks.exists_many(&all).await.unwrap(), all.len());
+    let page = blocks.list("block-", None, 100).await.unwrap();
+    assert_eq!(page.entries.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>(), all);
+    let pin = blocks.pin(&all, Duration::from_secs(20)).await.unwrap();
+    assert_eq!(blocks.delete_many(&all).await.into_iter().filter(|it| matches!(it, Ok(Some(_)))).count(), all.len());
+    assert!(pin.get(&all[7]).await.unwrap().is_some(), "pinned values are read after their keys went");
+    pin.release().await.unwrap();
+    assert_eq!(blocks.exists_many(&all).await.unwrap(), 0);
+    counted(&cluster).await;
+    // One shard alone: all its keys have one tag. What the others still hold comes to it.
+    let most = usize::try_from(REGION).unwrap() / BYTES * 3 / 4;
+    let alone = keys("{one}", most);
+    for (seed, key) in (1_000..).zip(&alone) {
+        blocks.put(key, pattern(seed, BYTES)).await.unwrap();
+    }
+    for (seed, value) in (1_000..).zip(blocks.get_many(&alone).await) {
+        assert!(value.unwrap().unwrap().bytes == pattern(seed, BYTES));
+    }
+    counted(&cluster).await;
+    client.close().await.unwrap();
+}
