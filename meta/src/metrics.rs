@@ -215,6 +215,9 @@ pub(crate) fn stand(shard: &HostedShard) {
         // Shown before the first one.
         counter!(counted, "shard" => id.clone()).increment(0);
     }
+    for shared in ["zone", "host"] {
+        counter!(GRANTS_NEAR, "shard" => id.clone(), "shared" => shared).increment(0);
+    }
     gauge!(GRANTS_LIVE, "shard" => id.clone()).set(standing.grants as f64);
     gauge!(PINS, "shard" => id.clone()).set(standing.pins as f64);
     gauge!(KEYS, "shard" => id.clone()).set(standing.keys as f64);
