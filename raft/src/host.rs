@@ -177,12 +177,10 @@ impl Host {
     fn settings(&self, id: GroupId) -> Result<Config, RaftError> {
         let config = &self.inner.config;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        // Heartbeats come from `pulse`, for all groups at once. What is left to openraft's own interval is how often a group whose leader is
-        // silent looks at its election timer: after each fifth of it.
-        let look = (config.timing.election_min * 3 / 4).max(config.timing.heartbeat);
         let settings = Config {
             cluster_name: format!("quarry-{id}"),
-            heartbeat_interval: millis(look),
+            heartbeat_interval: millis(config.timing.heartbeat),
+            // They come from `pulse`, for all groups at once.
             enable_heartbeat: false,
             election_timeout_min: millis(config.timing.election_min),
             election_timeout_max: millis(config.timing.election_max),
