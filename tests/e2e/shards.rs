@@ -1,6 +1,6 @@
 //! Eight shards, as clusters have them by default: every call works across them, memory goes where it is written, and no byte is lost.
 
-use quarry_client::{Key, PutItem};
+use quarry_client::{Key, Options, PutItem};
 use quarry_proto::v1;
 use quarry_tests::{
     TestCluster,
@@ -43,7 +43,8 @@ async fn what_is_written_over_eight_shards_is_found_listed_pinned_and_deleted_an
         spec.raft.shards = SHARDS;
     })
     .await;
-    let client = cluster.client().await;
+    // What was read a moment ago rests for up to twelve seconds before another shard can have it.
+    let client = cluster.client_with(Options { timeout: Duration::from_secs(60), ..Options::default() }).await;
     let blocks = create_namespace(&client, 2, None).await;
     // Everything over all shards.
     let all = keys("block", 64);
