@@ -119,6 +119,11 @@ impl Written {
         self.0.acknowledged.len()
     }
 
+    /// How many operations were not acknowledged.
+    pub(crate) fn failed(&self) -> usize {
+        self.0.unsure.len()
+    }
+
     /// Deletes all that may be there, so that the keys can be created again.
     pub(crate) async fn remove_all(self, blocks: &Namespace) {
         let Memory { acknowledged, unsure, .. } = self.0;

@@ -1,4 +1,4 @@
-//! All meta nodes killed and restarted.
+//! Meta nodes killed and restarted, all at once and one by one.
 
 use crate::load::Load;
 use quarry_client::NamespaceSpec;
@@ -30,6 +30,26 @@ async fn everything_acknowledged_is_there_after_all_meta_nodes_were_killed_and_r
         let emptied = blocks.clone();
         written.remove_all(&emptied).await;
     }
+    client.close().await.unwrap();
+    cluster.agree().await;
+}
+
+#[tokio::test]
+async fn a_rolling_restart_of_the_meta_nodes_under_load_fails_no_operation() {
+    let mut cluster = TestCluster::start_with(|spec| spec.raft.shards = 4).await;
+    let (client, blocks) = cluster.namespace().await;
+    let load = Load::start(&blocks);
+    load.more(50).await;
+    for meta in cluster.metas() {
+        cluster.kill(meta, Signal::TERM).await.unwrap();
+        load.more(50).await;
+        cluster.restart(meta).unwrap();
+        cluster.wait_ready(PATIENCE).await.unwrap();
+        load.more(50).await;
+    }
+    let written = load.stop().await;
+    assert_eq!(written.failed(), 0);
+    written.check(&cluster.client().await, &blocks.info().name).await;
     client.close().await.unwrap();
     cluster.agree().await;
 }

@@ -19,6 +19,7 @@ mod namespaces;
 mod observe;
 mod operators;
 mod pins;
+mod recorded;
 mod revocations;
 mod shards;
 mod trust;
