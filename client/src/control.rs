@@ -38,6 +38,9 @@ use tonic::{
 /// The directory's Raft group.
 pub(crate) const DIRECTORY: u32 = 0;
 
+/// How long the first meta node that is asked for a description has for its answer; each one after it has twice the time.
+const DESCRIBE_FIRST: Duration = Duration::from_millis(500);
+
 /// A meta node.
 pub(crate) type Meta = ControlClient<InterceptedService<Channel, Announce>>;
 /// A data node.
@@ -235,7 +238,9 @@ impl Control {
             let request = v1::DescribeRequest { seen: self.view.read().seen() };
             let send = |mut meta: Meta, request| async move { meta.describe(request).await };
             let mut after = retry::pause(attempt);
-            let error = match self.try_meta(&address, "Describe", request, deadline, &send).await {
+            // Any of them can answer: one that does not answer soon is not waited for until it was its turn again.
+            let until = deadline.min(Instant::now() + DESCRIBE_FIRST * 2u32.saturating_pow(attempt.min(8)));
+            let error = match self.try_meta(&address, "Describe", request, until, &send).await {
                 Ok(reply) => match self.described(reply) {
                     Ok(()) => return Ok(()),
                     // A node that was not bootstrapped yet, or lags a generation behind: another may know more.
