@@ -87,7 +87,7 @@ impl MetaConfig {
             certificate,
             trust,
             limits: Limits::default(),
-            shards: 8,
+            shards: 1,
             timing: Timing::default(),
             snapshot_after_entries: 50_000,
             entries_kept: 1_000,

@@ -1,4 +1,4 @@
-//! Eight shards, as clusters have them by default: every call works across them, memory goes where it is written, and no byte is lost.
+//! Eight shards, as a cluster of some size has them: every call works across them, memory goes where it is written, and no byte is lost.
 
 use quarry_client::{Key, Options, PutItem};
 use quarry_proto::v1;

@@ -7,7 +7,7 @@
 //! A shard **wants** an extent of a node when somebody found no place for a slot there (replicated, [`crate::shard::ShardCommand::Want`]), and **asks** for
 //! one when less than a quarter of what it has there is free or about to be. Extents that nobody holds go to those who want first, then to
 //! those who ask, then a few ahead of need. When none is left on a node, shards give back for those who want or ask: extents that they have
-//! empty, as long as that does not make them ask themselves; and the shard that has most of the node, if it has two more than the needy one,
+//! empty, as long as that does not make them ask themselves; and the shard that has most of the node, if it has two more than one that wants,
 //! empties one by eviction. Between two shards that have equally much nothing goes to and fro.
 //!
 //! [`ledger`] counts *Nothing leaks* over the directory and all shards.
@@ -90,16 +90,17 @@ pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> G
     let on = |shard: &Holdings| shard.nodes.get(&node).copied().unwrap_or_default();
     let others = || all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
     let has = on(own);
-    let needy = others().map(on).filter(|held| held.wanted.is_some() || held.extents > 0 && held.asks());
-    let Some(fewest) = needy.map(|held| held.extents).min() else { return Giving::Keep };
     if unlent || has.extents == 0 {
         return Giving::Keep;
     }
+    // Values go for somebody who found no place, not for somebody who would like more room.
+    let poorest = others().map(on).filter(|held| held.wanted.is_some()).map(|held| held.extents).min();
     let richest = others().all(|other| (on(other).extents, other.shard.0) < (has.extents, own.shard.0));
-    if richest && has.extents >= fewest + RICHER {
+    if richest && poorest.is_some_and(|fewest| has.extents >= fewest + RICHER) {
         return Giving::Emptied;
     }
-    if has.can_spare() { Giving::Loose } else { Giving::Keep }
+    let is_needy = |held: Held| held.wanted.is_some() || held.extents > 0 && held.asks();
+    if has.can_spare() && others().map(on).any(is_needy) { Giving::Loose } else { Giving::Keep }
 }
 
 /// Extents of a node with `total` of them that each of `shards` shards is lent ahead of need. A lone shard is lent all at once: nobody else can

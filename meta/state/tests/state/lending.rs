@@ -404,6 +404,7 @@ fn a_shard_gives_only_what_leaves_it_room_unless_it_is_the_richest_by_two() {
     assert_eq!(asked_of(held(2, 0, 0, None), wants), Giving::Emptied);
     assert_eq!(asked_of(held(2, 0, 0, None), held(1, 0, 0, Some(1))), Giving::Keep, "it is hardly richer");
     assert_eq!(asked_of(held(4, 400, 4, None), held(2, 100, 1, None)), Giving::Keep, "nobody needs it");
+    assert_eq!(asked_of(held(4, 0, 0, None), held(2, 10, 0, None)), Giving::Keep, "no value goes for more room");
     let (own, other) = (with(1, held(4, 400, 4, None)), with(2, wants));
     assert_eq!(giving(&own, &[other], node, true), Giving::Keep, "there is unlent memory");
 }
