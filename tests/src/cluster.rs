@@ -49,7 +49,7 @@ pub fn spec() -> LocalSpec {
     spec.region_bytes = vec![1 << 30];
     // Most tests look at the shard that has their keys; `e2e/shards.rs` is about many.
     spec.raft.shards = 1;
-    spec.environment.push(("QUARRY_LOG".to_owned(), "info".to_owned()));
+    spec.environment.push(("QUARRY_LOG".to_owned(), "info,openraft=warn".to_owned()));
     spec
 }
 
@@ -139,7 +139,7 @@ impl TestCluster {
             let mut same = true;
             for meta in &running {
                 let reply = calls::state_hash(&self.local.address(*meta)).await.ok()?;
-                assert_eq!(reply.groups.len(), 2, "{meta} hosts the directory and one shard");
+                assert!(reply.groups.len() >= 2, "{meta} hosts the directory and at least one shard");
                 for group in reply.groups {
                     assert_eq!(group.hash.len(), 32, "a state hash has 32 bytes");
                     let found = (group.applied, hex::encode(&group.hash));

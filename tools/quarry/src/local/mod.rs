@@ -173,7 +173,7 @@ impl LocalCluster {
             }
         }
         let groups: BTreeSet<u32> = replies.iter().flat_map(|reply| reply.groups.iter().map(|it| it.group)).collect();
-        for group in groups {
+        for group in groups.iter().copied() {
             if admin::leader_of(replies, group).is_none() {
                 return Some(format!("group {group} has no leader"));
             }
@@ -185,10 +185,16 @@ impl LocalCluster {
             if !nodes.any(|node| node.node == member.node().0 && node.alive) {
                 return Some(format!("{member} has not registered"));
             }
-            // Free in a shard, or with the directory, to be lent.
-            let of_judge = replies.iter().filter(|reply| reply.node == judge.0);
-            let own = |space: &&v1::SpaceStatus| space.region.is_some_and(|region| region.node == member.node().0);
-            if !of_judge.flat_map(|reply| &reply.space).any(|space| own(&space) && space.free_bytes > 0) {
+            // Free in a shard, or with the directory, to be lent. A lone shard is lent everything at once, as its leader sees it.
+            let lone = groups.len() == 2;
+            let tells = if lone { admin::leader_of(replies, admin::FIRST_SHARD)? } else { judge };
+            let rows = replies.iter().filter(|reply| reply.node == tells.0).flat_map(|reply| &reply.space);
+            let is_free = |space: &v1::SpaceStatus| {
+                space.region.is_some_and(|region| region.node == member.node().0)
+                    && space.free_bytes > 0
+                    && (!lone || space.shard == admin::FIRST_SHARD)
+            };
+            if !rows.into_iter().any(is_free) {
                 return Some(format!("{member} has no free memory"));
             }
         }
