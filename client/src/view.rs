@@ -215,6 +215,8 @@ impl View {
             for node in changes.data_nodes.into_iter().filter(|it| !self.retired.contains(&NodeId(it.node))) {
                 self.nodes.insert(NodeId(node.node), node.address);
             }
+            let present = changes.metas.into_iter().map(|meta| (NodeId(meta.node), meta.address));
+            self.metas.extend(present.filter(|(node, _)| !self.retired.contains(node)));
             self.seen = at;
         }
     }
@@ -378,6 +380,10 @@ mod tests {
         view.described(described(&[1, 3, 4], &[2])).unwrap();
         view.described(described(&[1, 2, 3], &[])).unwrap();
         assert_eq!(view.metas().collect::<Vec<_>>(), ["h:1", "h:3", "h:4"]);
+        // Also what any other reply says changed.
+        let at = Some(FeedNumber::new(Generation(1), 9).into());
+        view.changed(v1::Changes { at, metas: vec![meta(5)], retired: vec![1], ..Default::default() });
+        assert_eq!(view.metas().collect::<Vec<_>>(), ["h:3", "h:4", "h:5"]);
     }
 
     #[test]

@@ -216,6 +216,10 @@ fn changes(directory: &Directory, changes: &directory::Changes) -> v1::Changes {
         revocations: changes.revocations.as_ref().map(|it| it.encode().into()).unwrap_or_default(),
         data_nodes: touched.into_iter().filter_map(|node| data_node(directory, node)).collect(),
         retired: changes.retired.iter().map(|node| node.0).collect(),
+        metas: (changes.nodes.iter())
+            .filter(|it| directory.is_certified(it.id, Role::Meta) && !directory.is_retired(it.id))
+            .map(|it| v1::MetaInfo { node: it.id.0, address: it.address.clone() })
+            .collect(),
     }
 }
 

@@ -43,7 +43,10 @@ impl Membership {
 
     /// Of `nodes`, those that new grants should avoid.
     pub(crate) fn avoided(&self, nodes: impl Iterator<Item = NodeId>, now: Instant) -> BTreeSet<NodeId> {
-        nodes.filter(|node| self.silent_for(*node, now) > self.silence / 2).collect()
+        let mut heard = self.heard.lock();
+        // A node that was never heard may have come a moment ago, however long this process listens already.
+        let mut silent = |node: &NodeId| now.saturating_duration_since(*heard.entry(*node).or_insert(now));
+        nodes.filter(|node| silent(node) > self.silence / 2).collect()
     }
 
     /// Whether a leader in office since `since` may call `node` dead at `now`.
@@ -110,5 +113,6 @@ mod tests {
         let later = start + SILENCE;
         membership.hear(NodeId(1), later);
         assert_eq!(membership.avoided(nodes.into_iter(), later), BTreeSet::from([NodeId(2)]));
+        assert!(membership.avoided([NodeId(3)].into_iter(), later).is_empty(), "it has just come");
     }
 }

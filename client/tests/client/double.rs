@@ -447,6 +447,7 @@ impl World {
             revocations,
             data_nodes: self.holders.iter().map(info).collect(),
             retired: Vec::new(),
+            metas: Vec::new(),
         }
     }
 

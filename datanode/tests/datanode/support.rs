@@ -221,6 +221,7 @@ impl DoubleState {
                 })
                 .collect(),
             retired: Vec::new(),
+            metas: Vec::new(),
         }
     }
 
