@@ -135,7 +135,12 @@ impl Core {
 
     /// Where a grant of `shard` may not be planned, and where more could be had.
     pub(crate) fn bounds(&self, shard: &HostedShard, unreachable: &[u64]) -> Bounds {
-        Bounds { avoid: self.avoided(unreachable), aside: shard.lending.aside(), lendable: self.lendable() }
+        Bounds {
+            avoid: self.avoided(unreachable),
+            aside: shard.lending.aside(),
+            lendable: self.lendable(),
+            keeps_all: self.config.eviction.low == 0,
+        }
     }
 
     /// Fails while there is no cluster, as far as this node knows.

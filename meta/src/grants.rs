@@ -58,6 +58,18 @@ pub(crate) const fn overtaken(refusal: &GrantRefusal) -> bool {
     )
 }
 
+/// The resource that is lacking when data nodes have no room, before the details.
+const MEMORY: &str = "memory of data nodes";
+
+/// Whether more memory in the shard would help: not if a quota is used up.
+pub(crate) fn lacks_memory(refusal: &Refusal) -> bool {
+    match refusal {
+        Refusal::NoSpace(lack) => lack.resource.starts_with(MEMORY),
+        Refusal::TooFewNodes(_) => true,
+        _ => false,
+    }
+}
+
 /// The refusal in the words of the protocol; `state` knows the names.
 pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shard) -> Refusal {
     match refusal {
@@ -82,14 +94,14 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shar
             retry_after_ms: millis(door::RETRY),
         }),
         GrantRefusal::NoSpace { retry_after, .. } => Refusal::NoSpace(v1::NoSpace {
-            resource: format!("memory of data nodes ({refusal})"),
+            resource: format!("{MEMORY} ({refusal})"),
             retry_after_ms: retry_after.map_or(0, millis),
             needed_bytes: u64::from(wanted.slot_size.0),
             free_bytes: state.room().values().map(|room| room.free).sum(),
             terminal: retry_after.is_none(),
         }),
         GrantRefusal::NotLentYet { .. } => Refusal::NoSpace(v1::NoSpace {
-            resource: format!("memory of data nodes ({refusal})"),
+            resource: format!("{MEMORY} ({refusal})"),
             retry_after_ms: millis(door::RETRY),
             needed_bytes: u64::from(wanted.slot_size.0),
             free_bytes: state.room().values().map(|room| room.free).sum(),

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use quarry_meta_state::{
     Directory, Shard,
     directory::{DirectoryCommand, DirectoryOutcome},
-    lending::{Giving, Holdings, ahead, giving},
-    shard::{ShardCommand, ShardOutcome},
+    lending::{Giving, Holdings, ahead, giving, turn},
+    shard::{DropRefusal, ShardCommand, ShardOutcome},
 };
 use quarry_proto::refusal::Refusal;
 use quarry_wire::ids::{ExtentId, LendNumber, NodeId, ShardId};
@@ -44,6 +44,8 @@ const EMPTY_FOR: Duration = Duration::from_secs(2);
 const IDLE_FOR: Duration = Duration::from_secs(60);
 /// A shard that was to empty an extent and could not looks for another one after so long.
 const EMPTYING_MAX: Duration = Duration::from_secs(60);
+/// A shard that is not the first to empty an extent for another one waits for each that comes before it.
+const TURN: Duration = Duration::from_secs(3);
 /// How long a grant waits for an extent before it looks again.
 const LENT_WITHIN: Duration = Duration::from_secs(2);
 /// How long a shard's own proposals about extents may take; others wait behind them.
@@ -136,19 +138,27 @@ async fn all_taken(directory: &Hosted<Directory>, commands: Vec<DirectoryCommand
 /// An extent under one lending.
 type Lent = (ExtentId, LendNumber);
 
+/// What was seen at earlier looks.
+#[derive(Default)]
+struct Seen {
+    /// Since when each extent is empty.
+    empty: BTreeMap<(ShardId, Lent), Instant>,
+    /// Since when a shard is asked to empty an extent of a node.
+    asked: BTreeMap<(ShardId, NodeId), Instant>,
+}
+
 /// Gives back extents of the shards that this node leads: of dead regions, for other shards, and what nobody has used for long. Ends with the
 /// directory.
 /// `evicts`: whether an extent is emptied for a shard that is poorer.
 pub(crate) async fn give(directory: Arc<Hosted<Directory>>, shards: Arc<[HostedShard]>, evicts: bool) {
     let mut watches: Vec<_> =
         std::iter::once(directory.watch()).chain(shards.iter().map(|shard| shard.hosted.watch())).collect();
-    // Since when each extent is seen empty.
-    let mut empty: BTreeMap<(ShardId, Lent), Instant> = BTreeMap::new();
+    let mut seen = Seen::default();
     loop {
         for watch in &mut watches {
             watch.mark_unchanged();
         }
-        let (next, looked) = give_back(&directory, &shards, evicts, &mut empty).await;
+        let (next, looked) = give_back(&directory, &shards, evicts, &mut seen).await;
         {
             let changed = select_all(watches.iter_mut().map(|watch| Box::pin(watch.changed())));
             tokio::select! {
@@ -165,10 +175,12 @@ async fn give_back(
     directory: &Hosted<Directory>,
     shards: &[HostedShard],
     evicts: bool,
-    empty: &mut BTreeMap<(ShardId, Lent), Instant>,
+    since: &mut Seen,
 ) -> (Option<Instant>, Duration) {
+    let Seen { empty, asked } = since;
     if shards.iter().all(|shard| shard.hosted.leads().is_err()) {
         empty.clear();
+        asked.clear();
         return (None, Duration::ZERO);
     }
     let now = Instant::now();
@@ -176,7 +188,7 @@ async fn give_back(
     let lendable = directory.read(Directory::unlent);
     let mut next: Option<Instant> = None;
     let mut look_at = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut still_asked) = (BTreeSet::new(), BTreeSet::new());
     let mut work = Vec::new();
     for (shard, own) in shards.iter().zip(&all) {
         if shard.hosted.leads().is_err() {
@@ -203,11 +215,22 @@ async fn give_back(
             let first = idle.first().copied();
             let wanted = giving(own, &all, *node, lendable.contains_key(node));
             match (wanted, first) {
-                (Giving::Loose | Giving::Emptied, Some((since, lent))) => {
+                // At once, and aside: else whoever is rich takes it again before it is due.
+                (Giving::Emptied, Some((_, lent))) => {
+                    shard.lending.emptying.lock().entry(lent.0).or_insert(now + EMPTYING_MAX);
+                    drops.push(lent);
+                }
+                (Giving::Loose, Some((since, lent))) => {
                     let ripe = if is_emptied(&lent) { since } else { since + EMPTY_FOR };
                     if ripe <= now { drops.push(lent) } else { look_at(ripe) }
                 }
-                (Giving::Emptied, None) if held.loose == 0 && evicts => emptied.push(*node),
+                (Giving::Emptied, None) if held.loose > 0 => set_aside(shard, *node, now),
+                (Giving::Emptied, None) if evicts => {
+                    still_asked.insert((shard.id, *node));
+                    let since = *asked.entry((shard.id, *node)).or_insert(now);
+                    let due = since + TURN * turn(own, &all, *node);
+                    if due <= now { emptied.push(*node) } else { look_at(due) }
+                }
                 (Giving::Loose | Giving::Emptied, None) => {}
                 (Giving::Keep, _) => {
                     shard.lending.emptying.lock().retain(|extent, _| extent.region.node != *node);
@@ -225,9 +248,22 @@ async fn give_back(
         }
     }
     empty.retain(|lent, _| seen.contains(lent));
+    asked.retain(|it, _| still_asked.contains(it));
     let looked = now.elapsed();
     join_all(work).await;
     (next, looked)
+}
+
+/// Lets nothing new into an extent of `node` whose last slots rest, unless one is aside already.
+fn set_aside(shard: &HostedShard, node: NodeId, now: Instant) {
+    let mut emptying = shard.lending.emptying.lock();
+    if emptying.keys().any(|extent| extent.region.node == node) {
+        return;
+    }
+    let loose = shard.hosted.read(|state| state.loose_extents().find(|extent| extent.region.node == node));
+    if let Some(extent) = loose {
+        emptying.insert(extent, now + EMPTYING_MAX);
+    }
 }
 
 /// Extents of `node` that a shard keeps though it does not use them: what it would be lent ahead of need, and one.
@@ -248,7 +284,13 @@ async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) 
     for done in join_all(drops.into_iter().map(drop)).await {
         match done.map(|done| done.outcome) {
             Ok(ShardOutcome::DropExtent(Ok(()))) => metrics::given_back(shard.id),
-            Ok(other) => tracing::debug!(shard = shard.id.0, outcome = ?other, "an extent stays"),
+            Ok(other) => {
+                // Somebody took it in between: it is as good as any other again.
+                if let ShardOutcome::DropExtent(Err(DropRefusal::InUse { extent, .. })) = &other {
+                    shard.lending.emptying.lock().remove(extent);
+                }
+                tracing::debug!(shard = shard.id.0, outcome = ?other, "an extent stays");
+            }
             Err(refusal) => tracing::debug!(shard = shard.id.0, %refusal, "an extent stays"),
         }
     }
@@ -280,9 +322,7 @@ pub(crate) fn may_come(core: &Core, shard: &HostedShard, nodes: &BTreeSet<NodeId
     nodes.iter().any(|node| {
         let others = all.iter().filter(|other| other.shard != shard.id).map(|other| (other, has(other, node)));
         others.into_iter().any(|(other, held)| {
-            held.loose > 0
-                || held.extents > 0 && other.has_grants
-                || evicts && held.extents >= has(own, node).extents + quarry_meta_state::lending::RICHER
+            held.loose > 0 || held.extents > 0 && other.has_grants || evicts && held.is_richer(&has(own, node))
         })
     })
 }

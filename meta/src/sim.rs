@@ -189,6 +189,7 @@ impl SimMeta {
                 avoid: BTreeSet::new(),
                 aside: shard.lending.aside(),
                 lendable: Arc::new(self.directory.read(Directory::unlent)),
+                keeps_all: false,
             };
             let wish = GrantWish { meta: self.node, asked: asked.clone(), bounds };
             let done = match shard.hosted.plan(wish, deadline).await {

@@ -213,6 +213,9 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
     let granted = plan_grant(core, shard, &wanted, &asked.avoid, deadline).await;
     if let Err(Refusal::NoSpace(_)) = &granted {
         shard.moving.wants(wanted.slot_size);
+    }
+    // Nodes that answer may be full as well as too few.
+    if let Err(Refusal::NoSpace(_) | Refusal::TooFewNodes(_)) = &granted {
         shard.eviction.lacks(Lack { namespace: wanted.namespace, slot_size: wanted.slot_size });
     }
     let (grant, applied_ms) = granted?;
@@ -234,11 +237,14 @@ async fn plan_grant(
         let bounds = core.bounds(shard, unreachable);
         let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), bounds: bounds.clone() };
         let done = match shard.hosted.plan(wish, deadline).await {
-            Err(Refusal::NoSpace(lack)) => {
+            Err(lack) if grants::lacks_memory(&lack) => {
                 if lent_more(core, shard, wanted, &bounds, deadline).await? {
                     continue;
                 }
-                return Err(Refusal::NoSpace(not_final_yet(core, shard, wanted, &bounds.avoid, lack)));
+                return Err(match lack {
+                    Refusal::NoSpace(lack) => Refusal::NoSpace(not_final_yet(core, shard, wanted, &bounds.avoid, lack)),
+                    other => other,
+                });
             }
             done => done?,
         };

@@ -7,8 +7,8 @@
 //! A shard **wants** an extent of a node when somebody found no place for a slot there (replicated, [`crate::shard::ShardCommand::Want`]), and **asks** for
 //! one when less than a quarter of what it has there is free or about to be. Extents that nobody holds go to those who want first, then to
 //! those who ask, then a few ahead of need. When none is left on a node, shards give back for those who want or ask: extents that they have
-//! empty, as long as that does not make them ask themselves; and the shard that has most of the node, if it has two more than one that wants,
-//! empties one by eviction. Between two shards that have equally much nothing goes to and fro.
+//! empty, as long as that does not make them ask themselves; and every shard that has two more than one that wants empties one by eviction, the one
+//! that has most before the others ([`turn`]). Between two shards that have equally much nothing goes to and fro.
 //!
 //! [`ledger`] counts *Nothing leaks* over the directory and all shards.
 
@@ -27,8 +27,9 @@ use std::collections::BTreeMap;
 const ASKS_BELOW: u64 = 4;
 /// Of a node's extents one part in so many is lent ahead of need, in equal shares.
 const AHEAD: u32 = 4;
-/// A shard empties an extent for another one only if it has at least so many more.
-pub const RICHER: u32 = 2;
+/// A shard empties an extent for another one only if it has at least so many more; one is enough if it wants none itself and the other has
+/// none at all.
+const RICHER: u32 = 2;
 
 /// What one shard has of each node's memory, and what it needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,6 +71,11 @@ impl Held {
         let Some(one) = self.bytes.checked_div(self.extents as u64) else { return false };
         self.wanted.is_none() && self.loose > 0 && self.room.saturating_sub(one) * ASKS_BELOW >= self.bytes - one
     }
+    /// Whether it has so much more than somebody who found no place that values of it go for that.
+    #[must_use]
+    pub const fn is_richer(&self, poor: &Self) -> bool {
+        self.extents >= poor.extents + RICHER || self.extents > 0 && self.wanted.is_none() && poor.extents == 0
+    }
 }
 
 /// What a shard is to do with a node's memory for the others.
@@ -94,13 +100,28 @@ pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> G
         return Giving::Keep;
     }
     // Values go for somebody who found no place, not for somebody who would like more room.
-    let poorest = others().map(on).filter(|held| held.wanted.is_some()).map(|held| held.extents).min();
-    let richest = others().all(|other| (on(other).extents, other.shard.0) < (has.extents, own.shard.0));
-    if richest && poorest.is_some_and(|fewest| has.extents >= fewest + RICHER) {
+    let needy = || others().map(on).filter(|poor| poor.wanted.is_some());
+    let is_rich = |held: &Held| needy().any(|poor| held.is_richer(&poor));
+    if has.loose == 0 && is_rich(&has) {
+        // What others of the rich have emptied comes first.
+        let coming: usize = others().map(on).filter(is_rich).map(|rich| rich.loose as usize).sum();
+        return if coming < needy().count() { Giving::Emptied } else { Giving::Keep };
+    }
+    // An only extent that is empty is given too, but its shard may use it first.
+    if needy().any(|poor| has.extents >= poor.extents + RICHER) {
         return Giving::Emptied;
     }
     let is_needy = |held: Held| held.wanted.is_some() || held.extents > 0 && held.asks();
     if has.can_spare() && others().map(on).any(is_needy) { Giving::Loose } else { Giving::Keep }
+}
+
+/// How many shards that have more of `node` than `own`, or as much and a higher number, are asked before it to empty an extent. One of them
+/// may be unable to: then it is the next one's turn.
+#[must_use]
+pub fn turn(own: &Holdings, all: &[Holdings], node: NodeId) -> u32 {
+    let rank = |it: &Holdings| (it.nodes.get(&node).map_or(0, |held| held.extents), it.shard);
+    let before = all.iter().filter(|other| other.generation == own.generation && rank(other) > rank(own));
+    u32::try_from(before.count()).unwrap_or(u32::MAX)
 }
 
 /// Extents of a node with `total` of them that each of `shards` shards is lent ahead of need. A lone shard is lent all at once: nobody else can

@@ -218,6 +218,12 @@ impl Shard {
         self.extents.iter().filter(|(_, held)| held.is_all_free()).map(|(extent, held)| (*extent, held.lend))
     }
 
+    /// Extents held, where something may be put, that are wholly free or will be once what rests is.
+    pub fn loose_extents(&self) -> impl Iterator<Item = ExtentId> {
+        let is_loose = |(extent, held): &(&ExtentId, &Extent)| held.live_bytes() == 0 && self.is_open(extent.region);
+        self.extents.iter().filter(is_loose).map(|(extent, _)| *extent)
+    }
+
     /// The highest lend number ever seen for `extent`.
     #[must_use]
     pub fn seen(&self, extent: ExtentId) -> Option<LendNumber> {

@@ -6,7 +6,7 @@
 
 use super::{
     GrantRefusal, GrantRequest, Proposed, RequestOutcome, Shard, ShardCommand,
-    grants::{SLOT_BYTES_MIN, slab_bytes},
+    grants::{SLOT_BYTES_MIN, Slab, slab_bytes},
     space::Ranges,
 };
 use crate::{
@@ -38,6 +38,8 @@ pub struct Bounds {
     pub aside: BTreeSet<ExtentId>,
     /// Nodes with an extent that is lent to nobody, and the bytes of the largest such.
     pub lendable: Arc<BTreeMap<NodeId, u64>>,
+    /// Nothing is evicted here: what is in use comes back only when it is deleted.
+    pub keeps_all: bool,
 }
 
 /// Nothing can be lent.
@@ -52,6 +54,8 @@ pub struct Planner<'a> {
     avoid: &'a BTreeSet<NodeId>,
     /// Nodes with an extent that is lent to nobody, and the bytes of the largest such.
     lendable: &'a BTreeMap<NodeId, u64>,
+    /// Nothing is evicted.
+    keeps_all: bool,
     /// What is left of extents of which something was planned away.
     left: BTreeMap<ExtentId, Ranges>,
     /// The nodes that can be used.
@@ -86,13 +90,14 @@ impl Shard {
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
     pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
-        self.plan_grants(at, avoid, &NONE_LENDABLE, |_| false)
+        self.plan_grants(at, avoid, &NONE_LENDABLE, false, |_| false)
     }
 
     /// A planner that keeps within these bounds.
     #[must_use]
     pub fn planner_within<'a>(&'a self, at: LogTime, bounds: &'a Bounds) -> Planner<'a> {
-        self.plan_grants(at, &bounds.avoid, &bounds.lendable, |extent| bounds.aside.contains(&extent))
+        let is_aside = |extent| bounds.aside.contains(&extent);
+        self.plan_grants(at, &bounds.avoid, &bounds.lendable, bounds.keeps_all, is_aside)
     }
 
     fn plan_grants<'a>(
@@ -100,11 +105,12 @@ impl Shard {
         at: LogTime,
         avoid: &'a BTreeSet<NodeId>,
         lendable: &'a BTreeMap<NodeId, u64>,
+        keeps_all: bool,
         is_aside: impl Fn(ExtentId) -> bool,
     ) -> Planner<'a> {
         let (left, planned) = (BTreeMap::new(), BTreeMap::new());
         let mut planner =
-            Planner { shard: self, at, avoid, lendable, left, nodes: BTreeMap::new(), planned, grants: 0 };
+            Planner { shard: self, at, avoid, lendable, keeps_all, left, nodes: BTreeMap::new(), planned, grants: 0 };
         let mut nodes: BTreeMap<NodeId, Room> = BTreeMap::new();
         let open = |extent: ExtentId| planner.is_usable(extent) && !is_aside(extent);
         for (extent, held) in self.extents.iter().filter(|(extent, _)| open(**extent)) {
@@ -158,7 +164,8 @@ impl Planner<'_> {
             let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);
             asked.slots = SlotCount(asked.slots.0.min(left));
         }
-        shard.admit_request(&asked, usize::from(least))?;
+        (shard.admit_request(&asked, usize::from(least)))
+            .map_err(|refusal| self.final_if_nothing_goes(asked.namespace, refusal))?;
         let asked_slots = asked.slots;
         let mut holders = self.fitting(&mut asked, copies, copies);
         if holders.is_empty() {
@@ -176,13 +183,14 @@ impl Planner<'_> {
                 return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
             }
             let found = u8::try_from(self.places(one, usize::MAX).len()).unwrap_or(u8::MAX);
-            let silent = self.silent(one);
+            let silent = self.silent(one, usize::from(least));
             if silent > 0 && found.saturating_add(silent) >= least {
                 return Err(GrantRefusal::TooFewNodes { needed: least, found, silent });
             }
             return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
         }
-        shard.admit_quota(asked.namespace, bytes * u64::from(found), planned)?;
+        (shard.admit_quota(asked.namespace, bytes * u64::from(found), planned))
+            .map_err(|refusal| self.final_if_nothing_goes(asked.namespace, refusal))?;
         for Proposed { extent, base } in &holders {
             let left = self.left.entry(*extent).or_insert_with(|| shard.extents[extent].free.clone());
             assert!(left.take(base.0, bytes), "the place that was found is free");
@@ -259,23 +267,32 @@ impl Planner<'_> {
         self.left.get(&extent).unwrap_or_else(|| &self.shard.extents[&extent].free)
     }
 
-    /// Nodes with extents of at least `bytes` that cannot be used now.
-    fn silent(&self, bytes: u64) -> u8 {
+    /// Nodes with extents of at least `bytes` that would help if they answered: those that are avoided; those that were declared dead too, if
+    /// fewer than `least` are left, for then no room at these is enough.
+    fn silent(&self, bytes: u64, least: usize) -> u8 {
         let drained = |region: &RegionState| self.shard.drained.contains(&region.region.node);
-        let is_large = |region: &RegionState| extent_bytes(region.bytes) >= bytes && !drained(region);
-        let large = self.shard.regions.values().filter(|region| is_large(region));
-        let is_usable = |region: &RegionState| region.up && !self.avoid.contains(&region.region.node);
-        let (usable, silent): (BTreeSet<_>, BTreeSet<_>) = large
-            .map(|region| (is_usable(region), region.region.node))
-            .fold((BTreeSet::new(), BTreeSet::new()), |(mut usable, mut silent), (is_usable, node)| {
-                if is_usable {
-                    usable.insert(node)
-                } else {
-                    silent.insert(node)
-                };
-                (usable, silent)
-            });
-        u8::try_from(silent.difference(&usable).count()).unwrap_or(u8::MAX)
+        let is_large = |region: &&RegionState| extent_bytes(region.bytes) >= bytes && !drained(region);
+        let (mut all, mut up) = (BTreeSet::new(), BTreeSet::new());
+        for region in self.shard.regions.values().filter(is_large) {
+            all.insert(region.region.node);
+            if region.up {
+                up.insert(region.region.node);
+            }
+        }
+        let live = up.difference(self.avoid).count();
+        let known = if live < least { all.len() } else { up.len() };
+        u8::try_from(known - live).unwrap_or(u8::MAX)
+    }
+
+    /// Where nothing is evicted, a quota that is used up has room again only if a grant of the namespace is open.
+    fn final_if_nothing_goes(&self, namespace: NamespaceId, refusal: GrantRefusal) -> GrantRefusal {
+        match refusal {
+            GrantRefusal::Quota { limit, used, asked, comes_back: true } if self.keeps_all => {
+                let is_open = |slab: &Slab| slab.grant.namespace == namespace && slab.phase.is_live();
+                GrantRefusal::Quota { limit, used, asked, comes_back: self.shard.slabs.values().any(is_open) }
+            }
+            other => other,
+        }
     }
 
     fn is_usable(&self, extent: ExtentId) -> bool {
@@ -293,7 +310,8 @@ impl Planner<'_> {
         let ended = live.map(|slab| slab.expires_at.after(shard.settings.quarantine)).min();
         let evicted = || {
             let at = shard.horizon.max(self.at).after(shard.settings.quarantine);
-            shard.something_can_go(bytes, |extent| self.is_usable(extent)).then_some(at)
+            let can_go = !self.keeps_all && shard.something_can_go(bytes, |extent| self.is_usable(extent));
+            can_go.then_some(at)
         };
         rested.or(ended).or_else(evicted).map(|free_at| free_at.since(self.at))
     }

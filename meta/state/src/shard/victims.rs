@@ -149,7 +149,9 @@ impl Shard {
         let is_short = |room: &Room, mark: u16| {
             room.free + room.resting < room.part(mark) || room.in_pieces < room.part(mark).min(enough)
         };
-        let low = rooms.iter().filter(|(node, room)| is_short(room, marks.low) && !lendable.contains_key(node));
+        // What is freed on a drained node goes back to the directory: no value need go for it.
+        let is_kept_roomy = |node: &NodeId| !lendable.contains_key(node) && !self.drained.contains(node);
+        let low = rooms.iter().filter(|(node, room)| is_short(room, marks.low) && is_kept_roomy(node));
         let mut short: BTreeSet<NodeId> = low.map(|(node, _)| *node).collect();
         if short.is_empty() && lacks.is_empty() {
             return Vec::new();
@@ -287,7 +289,8 @@ impl Shard {
         let Some(namespace) = self.namespaces.get(&lack.namespace) else { return };
         let (bytes, needed) = (u64::from(lack.slot_size.0), usize::from(namespace.policy.least.max(1)));
         let mut nodes: BTreeMap<NodeId, BTreeMap<ExtentId, Ranges>> = BTreeMap::new();
-        for (extent, held) in self.extents.iter().filter(|(extent, held)| held.bytes >= bytes && self.is_up(**extent)) {
+        let may_hold = |extent: &ExtentId| self.is_open(extent.region);
+        for (extent, held) in self.extents.iter().filter(|(extent, held)| held.bytes >= bytes && may_hold(extent)) {
             nodes.entry(extent.region.node).or_default().insert(*extent, held.coming());
         }
         for candidate in candidates.iter().filter(|candidate| chosen.contains(&candidate.id)) {

@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, EXTENTS, GEN, META, REGION_BYTES, SLOT, SPACE, TTL, attested, entry, key, writer};
 use quarry_meta_state::{
-    directory::Policy,
+    directory::{FeedChange, Labels, Policy, Standing},
     shard::{
         CommitRefusal, Committed, EvictRefusal, Evicted, GrantRefusal, GrantRequest, Lack, Marks, Mode, ShardCommand,
         ShardOutcome, Victim,
@@ -368,6 +368,23 @@ impl Random {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % bound
     }
+}
+
+#[test]
+fn nothing_goes_for_room_on_a_drained_node() {
+    let mut bench = Bench::new(1);
+    while let Ok(command) = bench.plan(16) {
+        let grant = bench.try_grant(command).unwrap();
+        fill(&mut bench, &grant, &format!("{}-", grant.id.sequence.number));
+    }
+    let lacks = BTreeSet::from([Lack { namespace: SPACE, slot_size: SlotSize(SLOT) }]);
+    assert!(!victims(&bench, &NO_LACK, &BTreeMap::new()).is_empty());
+    let (node, labels) = (NodeId(1), Labels::default());
+    bench.tell(vec![FeedChange::Standing { node, standing: Standing::Draining, labels: labels.clone() }]);
+    assert_eq!(victims(&bench, &NO_LACK, &BTreeMap::new()), []);
+    assert_eq!(victims(&bench, &lacks, &BTreeMap::new()), [], "nobody is given a place there");
+    bench.tell(vec![FeedChange::Standing { node, standing: Standing::Serving, labels }]);
+    assert!(!victims(&bench, &lacks, &BTreeMap::new()).is_empty());
 }
 
 #[test]

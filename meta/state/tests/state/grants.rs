@@ -9,11 +9,11 @@ use quarry_meta_state::{
     directory::{FeedChange, Labels, Policy, Shared, Standing},
     shard::{
         CommitRefusal, Committed, DropRefusal, GrantPhase, GrantRefusal, Mode, Proposed, SealRefusal, ShardCommand,
-        ShardOutcome,
+        ShardOutcome, plan::Bounds,
     },
 };
 use quarry_wire::{
-    grant::Class,
+    grant::{Class, Grant},
     ids::{GrantId, NamespaceId, NodeId, Ordinal},
     limits::{COMMAND_BYTES_MAX, EXTENT_BYTES, GRANT_TTL_MAX, QUARANTINE, SLOTS_PER_SLAB_MAX},
     units::{LogTime, Offset, SlotCount, SlotSize, millis},
@@ -205,6 +205,60 @@ fn nodes_to_avoid_hold_nothing_and_too_few_that_answer_are_told_apart_from_no_sp
     let mut small = Bench::with(1, Policy::new(Class::Cache, 2), 1);
     let refused = small.plan(1).unwrap_err();
     assert!(matches!(refused, GrantRefusal::NoSpace { needed: 2, found: 1, .. }), "{refused}");
+}
+
+#[test]
+fn a_dead_node_is_missed_only_where_those_that_answer_are_too_few() {
+    let mut bench = Bench::with(3, Policy { least: 2, ..Policy::new(Class::Cache, 2) }, 1);
+    bench.tell(vec![life(3, 1, false)]);
+    while let Ok(command) = bench.plan(16) {
+        bench.try_grant(command).unwrap();
+    }
+    let refused = bench.plan(1).unwrap_err();
+    assert!(matches!(refused, GrantRefusal::NoSpace { needed: 2, found: 0, retry_after: Some(_) }), "{refused}");
+    let asked = bench.asked(1);
+    let avoid = BTreeSet::from([NodeId(1), NodeId(3)]);
+    let refused = bench.shard.planner(LogTime(bench.at), &avoid).grant(META, asked).unwrap_err();
+    assert_eq!(refused, GrantRefusal::TooFewNodes { needed: 2, found: 0, silent: 2 }, "one is left of three");
+    bench.tell(vec![FeedChange::Retired(NodeId(3))]);
+    assert!(matches!(bench.plan(1).unwrap_err(), GrantRefusal::NoSpace { .. }));
+}
+
+#[test]
+fn where_nothing_is_evicted_only_open_grants_give_memory_and_quota_back() {
+    let bounds = Bounds { keeps_all: true, ..Bounds::default() };
+    let quota = 32 * u64::from(SLOT);
+    for quota_bytes in [None, Some(quota)] {
+        let mut bench = Bench::with(1, Policy { quota_bytes, ..Policy::new(Class::Cache, 1) }, 1);
+        let mut filled = 0;
+        let mut fill = |bench: &mut Bench, grant: &Grant| {
+            for slot in 0..grant.slots.0 {
+                bench.commit(grant, entry(slot, &format!("k{filled}"), 5, Mode::Create)).unwrap();
+                filled += 1;
+            }
+        };
+        let mut last: Option<Grant> = None;
+        while let Ok(command) = bench.plan(4) {
+            let grant = bench.try_grant(command).unwrap();
+            if let Some(before) = last.replace(grant) {
+                fill(&mut bench, &before);
+            }
+        }
+        let last = last.unwrap();
+        let comes_back = |refused: GrantRefusal| match refused {
+            GrantRefusal::NoSpace { retry_after, .. } => retry_after.is_some(),
+            GrantRefusal::Quota { comes_back, .. } => comes_back,
+            other => panic!("{other}"),
+        };
+        let refused = |bench: &mut Bench| {
+            let asked = bench.asked(1);
+            bench.shard.planner_within(LogTime(bench.at), &bounds).grant(META, asked).unwrap_err()
+        };
+        assert!(comes_back(refused(&mut bench)), "the last grant is open");
+        fill(&mut bench, &last);
+        assert!(!comes_back(refused(&mut bench)), "all is committed");
+        assert!(comes_back(bench.plan(1).unwrap_err()), "slabs can go");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::{
 use quarry_meta_state::{
     Directory, RequestId, Shard,
     directory::{DirectoryCommand, DirectoryOutcome, Policy},
-    lending::{Giving, Held, Holdings, ahead, giving, ledger},
+    lending::{Giving, Held, Holdings, ahead, giving, ledger, turn},
     shard::{
         CommitEntry, DeleteKey, GrantRefusal, GrantRequest, Mode, Publish, Settings, ShardCommand, ShardOutcome,
         plan::Bounds,
@@ -377,7 +377,31 @@ fn the_ledger_finds_an_extent_that_two_hold_or_nobody() {
 }
 
 #[test]
-fn a_shard_gives_only_what_leaves_it_room_unless_it_is_the_richest_by_two() {
+fn every_shard_that_is_richer_by_two_empties_an_extent_in_turn_unless_one_is_coming() {
+    let node = NodeId(1);
+    let all = |held: [(u32, u32, Option<u64>); 4]| -> Vec<Holdings> {
+        let with = |(shard, (extents, loose, wanted))| Holdings {
+            shard: ShardId(shard),
+            generation: Generation(1),
+            nodes: BTreeMap::from([(node, Held { extents, bytes: 100 * u64::from(extents), room: 0, loose, wanted })]),
+            has_grants: false,
+        };
+        (1..).zip(held).map(with).collect()
+    };
+    let givings = |all: &[Holdings]| all.iter().map(|own| giving(own, all, node, false)).collect::<Vec<_>>();
+    use Giving::{Emptied, Keep};
+    let full = all([(5, 0, None), (3, 0, Some(1)), (1, 0, Some(1)), (2, 0, None)]);
+    assert_eq!(givings(&full), [Emptied, Emptied, Keep, Keep]);
+    assert_eq!(full.iter().map(|own| turn(own, &full, node)).collect::<Vec<_>>(), [0, 1, 3, 2]);
+    let coming = all([(5, 1, None), (3, 0, None), (1, 0, Some(1)), (2, 0, None)]);
+    assert_eq!(givings(&coming), [Emptied, Keep, Keep, Keep]);
+    let equal = all([(2, 0, None), (2, 0, None), (0, 0, Some(1)), (2, 0, None)]);
+    assert_eq!(equal.iter().map(|own| turn(own, &equal, node)).collect::<Vec<_>>(), [2, 1, 3, 0]);
+    assert_eq!(givings(&equal), [Emptied, Emptied, Keep, Emptied]);
+}
+
+#[test]
+fn a_shard_gives_only_what_leaves_it_room_unless_it_is_richer_by_two() {
     let node = NodeId(1);
     let with = |shard: u32, held: Held| Holdings {
         shard: ShardId(shard),
@@ -402,6 +426,14 @@ fn a_shard_gives_only_what_leaves_it_room_unless_it_is_the_richest_by_two() {
     assert_eq!(asked_of(held(2, 130, 1, None), held(2, 0, 0, Some(1))), Giving::Loose);
     assert_eq!(asked_of(held(1, 100, 1, Some(1)), wants), Giving::Keep, "it wants some itself");
     assert_eq!(asked_of(held(2, 0, 0, None), wants), Giving::Emptied);
+    assert_eq!(asked_of(held(2, 0, 0, Some(1)), wants), Giving::Emptied);
+    assert_eq!(asked_of(held(1, 0, 0, None), wants), Giving::Emptied, "the other has none at all");
+    assert_eq!(asked_of(held(1, 0, 0, Some(1)), wants), Giving::Keep, "two that want one take no turns");
+    assert_eq!(
+        asked_of(held(3, 150, 1, Some(1)), wants),
+        Giving::Emptied,
+        "the empty one, though it wants more itself"
+    );
     assert_eq!(asked_of(held(2, 0, 0, None), held(1, 0, 0, Some(1))), Giving::Keep, "it is hardly richer");
     assert_eq!(asked_of(held(4, 400, 4, None), held(2, 100, 1, None)), Giving::Keep, "nobody needs it");
     assert_eq!(asked_of(held(4, 0, 0, None), held(2, 10, 0, None)), Giving::Keep, "no value goes for more room");
