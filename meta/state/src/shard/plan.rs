@@ -286,13 +286,13 @@ impl Planner<'_> {
 
     /// Where nothing is evicted, a quota that is used up has room again only if a grant of the namespace is open.
     fn final_if_nothing_goes(&self, namespace: NamespaceId, refusal: GrantRefusal) -> GrantRefusal {
-        match refusal {
-            GrantRefusal::Quota { limit, used, asked, comes_back: true } if self.keeps_all => {
-                let is_open = |slab: &Slab| slab.grant.namespace == namespace && slab.phase.is_live();
-                GrantRefusal::Quota { limit, used, asked, comes_back: self.shard.slabs.values().any(is_open) }
-            }
-            other => other,
+        if self.keeps_all
+            && let GrantRefusal::Quota { limit, used, asked, comes_back: true } = refusal
+        {
+            let is_open = |slab: &Slab| slab.grant.namespace == namespace && slab.phase.is_live();
+            return GrantRefusal::Quota { limit, used, asked, comes_back: self.shard.slabs.values().any(is_open) };
         }
+        refusal
     }
 
     fn is_usable(&self, extent: ExtentId) -> bool {

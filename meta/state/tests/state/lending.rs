@@ -378,6 +378,7 @@ fn the_ledger_finds_an_extent_that_two_hold_or_nobody() {
 
 #[test]
 fn every_shard_that_is_richer_by_two_empties_an_extent_in_turn_unless_one_is_coming() {
+    use Giving::{Emptied, Keep};
     let node = NodeId(1);
     let all = |held: [(u32, u32, Option<u64>); 4]| -> Vec<Holdings> {
         let with = |(shard, (extents, loose, wanted))| Holdings {
@@ -389,7 +390,6 @@ fn every_shard_that_is_richer_by_two_empties_an_extent_in_turn_unless_one_is_com
         (1..).zip(held).map(with).collect()
     };
     let givings = |all: &[Holdings]| all.iter().map(|own| giving(own, all, node, false)).collect::<Vec<_>>();
-    use Giving::{Emptied, Keep};
     let full = all([(5, 0, None), (3, 0, Some(1)), (1, 0, Some(1)), (2, 0, None)]);
     assert_eq!(givings(&full), [Emptied, Emptied, Keep, Keep]);
     assert_eq!(full.iter().map(|own| turn(own, &full, node)).collect::<Vec<_>>(), [0, 1, 3, 2]);
