@@ -174,17 +174,17 @@ impl View {
 
     /// Takes in what changed in the directory. What does not prove itself is left out, and whatever needs it will be refused.
     pub(crate) fn changed(&mut self, changes: v1::Changes) {
-        for node in changes.retired.iter().copied().map(NodeId) {
-            self.retired.insert(node);
-            self.metas.remove(&node);
-            self.nodes.remove(&node);
-        }
         let at = changes.at.map(FeedNumber::from);
         if let Some(at) = at {
             if at.0.generation < self.keyring.generation() {
                 return;
             }
             self.enter(at.0.generation);
+        }
+        for node in changes.retired.iter().copied().map(NodeId) {
+            self.retired.insert(node);
+            self.metas.remove(&node);
+            self.nodes.remove(&node);
         }
         for bytes in &changes.certificates {
             let admitted = decode::<Certificate>(bytes)
@@ -228,6 +228,9 @@ impl View {
             self.records.clear();
             self.batches.clear();
             self.seen = None;
+            // So does who is gone: a generation that begins from a backup does not know of later removals, and has meta nodes of its own.
+            self.retired.clear();
+            self.metas.clear();
         }
     }
 
@@ -384,6 +387,32 @@ mod tests {
         let at = Some(FeedNumber::new(Generation(1), 9).into());
         view.changed(v1::Changes { at, metas: vec![meta(5)], retired: vec![1], ..Default::default() });
         assert_eq!(view.metas().collect::<Vec<_>>(), ["h:3", "h:4", "h:5"]);
+    }
+
+    #[test]
+    fn a_new_generation_says_anew_who_is_gone_and_an_older_one_says_nothing() {
+        let mut view = view();
+        let meta = |node: u64| v1::MetaInfo { node, address: format!("h:{node}") };
+        let described = |generation: u32, metas: &[u64]| v1::DescribeReply {
+            cluster: CLUSTER.0.to_vec().into(),
+            generation,
+            shards: 1,
+            metas: metas.iter().copied().map(meta).collect(),
+            ..Default::default()
+        };
+        let gone = |generation: u32, node: u64| v1::Changes {
+            at: Some(FeedNumber::new(Generation(generation), 5).into()),
+            retired: vec![node],
+            ..Default::default()
+        };
+        view.described(described(1, &[1, 2, 3])).unwrap();
+        view.changed(gone(1, 3));
+        view.described(described(2, &[3, 4])).unwrap();
+        assert_eq!(view.metas().collect::<Vec<_>>(), ["h:3", "h:4"], "a backup of before the removal was restored");
+        view.changed(gone(1, 4));
+        assert_eq!(view.metas().len(), 2, "what an older generation retired does not count");
+        view.changed(gone(2, 4));
+        assert_eq!(view.metas().collect::<Vec<_>>(), ["h:3"]);
     }
 
     #[test]
