@@ -72,6 +72,12 @@ pub enum RescueError {
         /// The node whose folder it is.
         found: NodeId,
     },
+    /// The node's removal had begun.
+    #[error("{node} was removed from the cluster, its number is used up: take another node, or restore a backup")]
+    Retired {
+        /// The node.
+        node: NodeId,
+    },
     /// There is no cluster to go on with.
     #[error("this node never heard of its cluster: it was not bootstrapped, or lost its log; restore a backup")]
     NoCluster,
@@ -261,6 +267,14 @@ fn follow(directory: &Directory, shard: &mut Shard) -> Result<(), RescueError> {
     }
 }
 
+/// Whether a walk that ended before `next` has come to `last`, or why not.
+fn whole_to(next: LogIndex, last: LogIndex) -> Result<(), String> {
+    if next.0 == last.0 + 1 {
+        return Ok(());
+    }
+    Err(format!("entries {next} to {last} are neither in a snapshot that can be read nor in the log"))
+}
+
 fn replay<S: Replicated>(offline: &Offline, group: GroupId, fresh: S) -> Result<(S, Place), RescueError> {
     let wrong = state_error(group.0);
     let found = offline.group(group)?;
@@ -274,7 +288,7 @@ fn replay<S: Replicated>(offline: &Offline, group: GroupId, fresh: S) -> Result<
         next = LogIndex(place.map_or(0, |place| place.index.0 + 1));
     }
     let mut expected = next;
-    offline.entries(group, next, LogIndex(u64::MAX), |entry| -> Result<(), RescueError> {
+    offline.entries(group, next, last.index, |entry| -> Result<(), RescueError> {
         if entry.place.index != expected {
             return Err(wrong(&format_args!("entry {expected} is missing from the log")));
         }
@@ -288,6 +302,8 @@ fn replay<S: Replicated>(offline: &Offline, group: GroupId, fresh: S) -> Result<
         }
         Ok(())
     })?;
+    // The log may begin above the snapshot that is left of it, and hold nothing: then no entry showed the hole.
+    whole_to(expected, last.index).map_err(|why| wrong(&why))?;
     // A later term than any that was voted in here, or led.
     let term = found.vote.map_or(last.term, |vote| vote.term.max(last.term));
     Ok((state, Place { term, index: last.index }))
@@ -390,6 +406,9 @@ impl Survivor {
             group: 0,
             why: format!("{node} is no member of it any more, members are {:?}", members.keys().collect::<Vec<_>>()),
         })?;
+        if whole.directory.0.is_retired(node) {
+            return Err(RescueError::Retired { node });
+        }
         whole.begin(next, &[], None)?;
         let left = disk::next(&dir);
         if left.exists() {
@@ -545,6 +564,14 @@ fn kind(command: &impl fmt::Debug) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_that_lacks_its_last_entries_is_not_whole() {
+        assert_eq!(whole_to(LogIndex(8), LogIndex(7)), Ok(()));
+        let hole = whole_to(LogIndex(5), LogIndex(7)).unwrap_err();
+        assert!(hole.contains("entries 5 to 7"), "{hole}");
+        assert!(whole_to(LogIndex(0), LogIndex(7)).is_err(), "no snapshot, and a log that begins behind it");
+    }
 
     #[test]
     fn commands_are_told_by_their_kinds() {
