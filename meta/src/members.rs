@@ -7,6 +7,7 @@
 
 use crate::{
     core::Core,
+    door::{RETRY, not_ready},
     hosted::{Hosted, OWN_PROPOSAL},
     machine::Replicated,
     service::ask_status,
@@ -160,6 +161,13 @@ fn leave(node: RaftNodeId, view: View<'_>) -> Step {
     }
 }
 
+/// What a group must do next, while no change is under way, so that no node is a member whose number is used up: a leader whose directory was
+/// behind may have added it again.
+fn stray_step(retired: &BTreeSet<RaftNodeId>, view: View<'_>) -> Step {
+    let strays = view.members.keys().filter(|node| retired.contains(node));
+    strays.map(|node| leave(*node, view)).find(|step| !matches!(step, Step::Wait(_))).unwrap_or(Step::Done)
+}
+
 /// The voters, with one more and one less.
 pub(crate) fn voters_with(
     members: &BTreeMap<RaftNodeId, Member>,
@@ -171,19 +179,19 @@ pub(crate) fn voters_with(
 }
 
 fn step(change: &MemberChange, status: &GroupStatus, may_leave: bool) -> Step {
-    let comes = change.comes().map(|node| RaftNodeId(node.0));
+    next_step(change, view(status, change.comes().map(|node| RaftNodeId(node.0)), may_leave))
+}
+
+fn view(status: &GroupStatus, comes: Option<RaftNodeId>, may_leave: bool) -> View<'_> {
     let matched = comes.and_then(|node| status.matched.get(&node).copied().flatten());
     let last = status.last_log.map_or(0, |index| index.0);
-    next_step(
-        change,
-        View {
-            members: &status.members,
-            settled: status.settled,
-            leader: status.leader.as_ref().map(|(node, _)| *node),
-            lag: matched.map(|matched| last.saturating_sub(matched.0)),
-            may_leave,
-        },
-    )
+    View {
+        members: &status.members,
+        settled: status.settled,
+        leader: status.leader.as_ref().map(|(node, _)| *node),
+        lag: matched.map(|matched| last.saturating_sub(matched.0)),
+        may_leave,
+    }
 }
 
 /// The next step of every group, in the order of their numbers, as this node sees them.
@@ -200,7 +208,9 @@ pub(crate) async fn run(core: Arc<Core>) {
         watch.mark_unchanged();
         let under_way = core.directory.read(|directory| directory.change_under_way().cloned());
         let Some(change) = under_way else {
-            if watch.changed().await.is_err() {
+            if remove_strays(&core).await {
+                sleep(PAUSE).await;
+            } else if watch.changed().await.is_err() {
                 return;
             }
             continue;
@@ -218,6 +228,27 @@ pub(crate) async fn run(core: Arc<Core>) {
         }
         sleep(PAUSE).await;
     }
+}
+
+/// Has those leave the groups that this node leads whose numbers are used up. False if there are none.
+async fn remove_strays(core: &Core) -> bool {
+    let retired: BTreeSet<RaftNodeId> =
+        core.directory.read(|directory| directory.retired().map(|node| RaftNodeId(node.0)).collect());
+    if retired.is_empty() {
+        return false;
+    }
+    let next = |status: GroupStatus| {
+        let leads = status.role == Role::Leader;
+        if leads { stray_step(&retired, view(&status, None, true)) } else { Step::Done }
+    };
+    let first = next(core.directory.group.status());
+    let rest: Vec<Step> = core.shards.iter().map(|shard| next(shard.hosted.group.status())).collect();
+    if first == Step::Done && rest.iter().all(|step| *step == Step::Done) {
+        return false;
+    }
+    let shards = core.shards.iter().zip(&rest).map(|(shard, step)| take(&shard.hosted, step));
+    tokio::join!(take(&core.directory, &first), join_all(shards));
+    true
 }
 
 /// Takes the step if this node leads the group. One that fails is taken again, by whoever leads then.
@@ -303,6 +334,26 @@ async fn has_caught_up(core: &Core) -> bool {
         }
         sleep(PAUSE).await;
     }
+}
+
+/// Waits until this node has applied, in every group, all that was committed before, and every shard has heard all that the directory says.
+pub(crate) async fn has_applied_all(core: &Core, deadline: Instant) -> Result<(), Refusal> {
+    let behind = |what: &str| not_ready(format!("this node does not know yet {what}: ask again"), RETRY);
+    if !has_caught_up(core).await {
+        return Err(behind("all that is committed"));
+    }
+    let seen = core.directory.read(Directory::feed_position).into();
+    for shard in core.shards.iter() {
+        core.catch_up(shard, Some(seen), deadline).await?;
+        let committed = shard.hosted.group.status().committed;
+        while shard.hosted.group.status().applied < committed {
+            if Instant::now() >= deadline {
+                return Err(behind("the state of every shard"));
+            }
+            sleep(PAUSE).await;
+        }
+    }
+    Ok(())
 }
 
 /// Finds out whether this node was removed: it may have slept through that, and nobody calls on it any more. Ends when it knows.
@@ -451,6 +502,29 @@ mod tests {
         assert_eq!(group.next(&remove(1), None, false), Step::Wait(Wait::Shards));
         assert_eq!(Group::of(&[1], &[2]).next(&remove(1), None, true), Step::Wait(Wait::LastVoter));
         assert_eq!(Group::of(&[1], &[2]).next(&remove(2), None, true), Step::RemoveLearner(RaftNodeId(2)));
+    }
+
+    #[test]
+    fn who_is_retired_leaves_again_if_he_was_added_late_and_the_last_voter_stays() {
+        let stray = |group: &Group| {
+            let leader = Some(RaftNodeId(group.leader));
+            let view = View { members: &group.members, settled: group.settled, leader, lag: None, may_leave: true };
+            stray_step(&[RaftNodeId(3), RaftNodeId(4)].into(), view)
+        };
+        let mut group = Group::of(&[1, 2, 3], &[4, 5]);
+        let mut taken = Vec::new();
+        while stray(&group) != Step::Done {
+            taken.push(stray(&group));
+            group.take(&taken[taken.len() - 1], false);
+            assert!(taken.len() < 5, "{taken:?}");
+        }
+        let rest = [RaftNodeId(1), RaftNodeId(2)].into();
+        assert_eq!(taken, [Step::SetVoters(rest), Step::RemoveLearner(RaftNodeId(4))]);
+        assert_eq!(group.members.len(), 3, "5 is not retired");
+        let mut led = Group::of(&[1, 3], &[]);
+        led.leader = 3;
+        assert_eq!(stray(&led), Step::GiveOffice);
+        assert_eq!(stray(&Group::of(&[3], &[])), Step::Done);
     }
 
     proptest! {

@@ -156,10 +156,12 @@ async fn comes(core: &Core, node: NodeId, address: &str, certificate: &[u8], dea
     }
 }
 
-/// Whether the node's past is that of this cluster: an earlier addition was cut short, or cancelled.
+/// Whether the node's past is that of this cluster in its present generation: an earlier addition was cut short, or cancelled. One that has a log
+/// and does not know the cluster yet cannot tell.
 fn is_ours(core: &Core, status: &v1::StatusReply) -> bool {
     let listed = |group: &v1::GroupStatus| group.last_log == 0 || group.members.contains(&status.node);
-    (status.cluster.is_empty() || status.cluster[..] == core.config.cluster.0) && status.groups.iter().all(listed)
+    let generation = core.directory.read(|directory| directory.generation().0);
+    status.cluster[..] == core.config.cluster.0 && status.generation == generation && status.groups.iter().all(listed)
 }
 
 /// Makes sure that a node which is to vote is a member and lacks little in every group.
@@ -238,6 +240,7 @@ fn refused(refusal: &MemberRefusal) -> Refusal {
         MemberRefusal::Same { node } => (Reason::AlreadyMember, Some(*node)),
         MemberRefusal::NotUnderWay { .. } => (Reason::NotUnderWay, None),
         MemberRefusal::OnlyForward { node } => (Reason::OnlyForward, Some(*node)),
+        MemberRefusal::DataNode { node } => (Reason::OtherRole, Some(*node)),
     };
     Refusal::node_refused(reason, node.map_or(0, |node| node.0), refusal)
 }
@@ -251,7 +254,9 @@ pub(super) fn standing(it: Option<Standing>) -> v1::Standing {
     }
 }
 
-/// Says what a data node may be used for, and counts what it holds.
+/// Says what a data node may be used for, and counts what it holds. Decommissioning is refused without `force` while it holds last copies. They are
+/// counted once the replicas here hold all that was committed when this was asked; a copy elsewhere that is lost between the count and the standing's
+/// entry is not seen.
 pub(super) async fn set_standing(
     core: &Core,
     asked: v1::SetStandingRequest,
@@ -261,6 +266,10 @@ pub(super) async fn set_standing(
     core.made()?;
     let node = NodeId(asked.node);
     known(core, node)?;
+    let voids = asked.standing() == v1::Standing::Decommissioned && !asked.look_only && !asked.force;
+    if voids {
+        crate::members::has_applied_all(core, deadline).await?;
+    }
     let (mut copies, mut last_copies) = (0, 0);
     for shard in core.shards.iter() {
         let (all, last) = shard.hosted.read(|state| state.copies_on(node));
@@ -269,6 +278,11 @@ pub(super) async fn set_standing(
     let reply = v1::SetStandingReply { copies, last_copies };
     if asked.look_only {
         return Ok(reply);
+    }
+    let already = core.directory.read(|directory| directory.node(node).map(|it| it.standing));
+    if voids && last_copies > 0 && already != Some(Standing::Decommissioned) {
+        let why = format!("{last_copies} values have their last copy on {node}: drain it and wait, or force it");
+        return Err(Refusal::node_refused(Reason::LastCopies, node.0, why));
     }
     let standing = match asked.standing() {
         v1::Standing::Serving => Standing::Serving,

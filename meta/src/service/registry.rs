@@ -227,6 +227,9 @@ fn region_refused(refusal: RegionRefusal, region: RegionId, named: Option<Incarn
             Refusal::Untrusted(v1::Untrusted { why: refusal.to_string() })
         }
         RegionRefusal::Retired { node } => forgotten(node),
+        RegionRefusal::MetaNode { node } => {
+            Refusal::node_refused(v1::node_refused::Reason::OtherRole, node.0, &refusal)
+        }
         RegionRefusal::Decommissioned { node } => {
             Refusal::node_refused(v1::node_refused::Reason::Decommissioned, node.0, &refusal)
         }

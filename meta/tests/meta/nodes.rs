@@ -2,7 +2,7 @@
 
 use crate::{
     cluster::{Cluster, Node, config, fresh, identity, refusal, until},
-    player::{DataNode, Writer},
+    player::{DataNode, Writer, entry},
 };
 use quarry_meta::{MetaError, MetaNode};
 use quarry_proto::{
@@ -102,6 +102,30 @@ async fn a_call_of_no_protocol_version_is_refused() {
     let mut control = ControlClient::new(endpoint.connect().await.unwrap());
     let refused = refusal(control.describe(v1::DescribeRequest { seen: None }).await);
     assert!(matches!(refused, Refusal::UnsupportedProtocol(it) if it.found == 0), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_holds_a_last_copy_is_decommissioned_only_by_force() {
+    let cluster = Cluster::with(1, |_| {}).await;
+    let node = DataNode::join(&cluster, 11).await;
+    let writer = Writer::new(&cluster.create_namespace("kv", 1).await);
+    let (grant, entries) = (writer.grant(&cluster).await, [entry(0, "a")]);
+    let request = writer.publish(&grant, &entries, &[node.attest(&grant, &entries)]);
+    let published = cluster.ask(async |meta: &Node| meta.control().publish(request.clone()).await).await.unwrap();
+    assert_eq!(published.outcomes[0].code(), v1::commit_outcome::Code::Committed);
+    let asked =
+        v1::SetStandingRequest { node: 11, standing: v1::Standing::Decommissioned.into(), ..Default::default() };
+    let set = async |asked: v1::SetStandingRequest| {
+        cluster.ask(async |meta: &Node| meta.admin().set_standing(asked).await).await
+    };
+    let refused = set(asked).await.unwrap_err();
+    let last = v1::node_refused::Reason::LastCopies;
+    assert!(matches!(&refused, Refusal::NodeRefused(it) if it.reason() == last), "{refused:?}");
+    let looked = set(v1::SetStandingRequest { look_only: true, ..asked }).await.unwrap();
+    assert_eq!((looked.copies, looked.last_copies), (1, 1), "nothing was changed");
+    let forced = set(v1::SetStandingRequest { force: true, ..asked }).await.unwrap();
+    assert_eq!((forced.copies, forced.last_copies), (1, 1));
+    set(asked).await.expect("the same again changes nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]

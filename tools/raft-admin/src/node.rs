@@ -70,7 +70,8 @@ pub(crate) async fn run(command: NodeCommand, format: Format) -> Result<ExitCode
         NodeCommand::Drain { node, undo, ask } => {
             let standing = if undo { v1::Standing::Serving } else { v1::Standing::Draining };
             let (metas, trust) = crate::present(&ask).await?;
-            let reply = set(&trust, &metas, node, standing, false, &ask).await?;
+            let asked = v1::SetStandingRequest { node, standing: standing.into(), ..Default::default() };
+            let reply = set(&trust, &metas, asked, &ask).await?;
             told(format, node, name(standing), reply)
         }
         NodeCommand::Decommission { node, yes, ask } => decommission(node, yes, &ask, format).await,
@@ -94,12 +95,9 @@ fn failure(wrong: CallError) -> Failure {
 async fn set(
     trust: &Trust,
     metas: &[String],
-    node: u64,
-    standing: v1::Standing,
-    look_only: bool,
+    asked: v1::SetStandingRequest,
     ask: &Ask,
 ) -> Result<v1::SetStandingReply, Failure> {
-    let asked = v1::SetStandingRequest { node, standing: standing.into(), look_only };
     members::set_standing(trust, metas, asked, ask.timeout).await.map_err(failure)
 }
 
@@ -116,13 +114,16 @@ fn told(format: Format, node: u64, state: &str, held: v1::SetStandingReply) -> R
 
 async fn decommission(node: u64, yes: bool, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = crate::present(ask).await?;
-    let held = set(&trust, &metas, node, v1::Standing::Decommissioned, true, ask).await?;
+    let asked =
+        v1::SetStandingRequest { node, standing: v1::Standing::Decommissioned.into(), look_only: true, force: yes };
+    let held = set(&trust, &metas, asked, ask).await?;
     if held.last_copies > 0 && !yes {
         let what = format!("{} values have their last copy on node {node}: nothing was changed", held.last_copies);
         let hint = "raft-admin node drain lets them age out; --yes loses them now";
         return Err(Failure::new(Code::Error, what).hint(hint));
     }
-    let held = set(&trust, &metas, node, v1::Standing::Decommissioned, false, ask).await?;
+    // The meta node counts again, with all that is committed, and refuses by itself.
+    let held = set(&trust, &metas, v1::SetStandingRequest { look_only: false, ..asked }, ask).await?;
     told(format, node, name(v1::Standing::Decommissioned), held)
 }
 

@@ -3,7 +3,7 @@
 //! A change is an intent: it says what is wanted, not how far it is. How far each group has come is what the group's own membership says, so a
 //! change is gone on with by whoever leads, from wherever it was left. Decides which change is under way and which numbers of nodes are used up;
 //! leaves to the service: whether a change is wise now (quorum, lag), and taking its steps.
-//! Keeps *Epochs only grow*: changes are numbered upwards, and a node that is retired never comes back.
+//! Keeps *Epochs only grow*: changes are numbered upwards, and a node that is retired never comes back. A number is a meta node's or a data node's.
 
 use super::{
     Directory,
@@ -136,6 +136,12 @@ pub enum MemberRefusal {
         /// The node that leaves.
         node: NodeId,
     },
+    /// The number is a data node's.
+    #[error("{node} is or was a data node: give the meta node a number of its own")]
+    DataNode {
+        /// The node.
+        node: NodeId,
+    },
 }
 
 /// What the directory keeps of the changes.
@@ -174,6 +180,11 @@ impl Directory {
         {
             return Err(MemberRefusal::Retired { node });
         }
+        // A number is retired for all that it names: memory under it would be left to nobody.
+        let holds_memory = |node: &NodeId| self.regions_of(*node).next().is_some();
+        if let Some(node) = [change.comes(), change.leaves()].into_iter().flatten().find(holds_memory) {
+            return Err(MemberRefusal::DataNode { node });
+        }
         if let MemberChange::Replace { old, new, .. } = &change
             && old == new
         {
@@ -183,6 +194,9 @@ impl Directory {
             MemberChange::Add { node, address } | MemberChange::Replace { new: node, address, .. } => {
                 if !self.is_certified(*node, Role::Meta) {
                     return Err(MemberRefusal::NotCertified { node: *node });
+                }
+                if self.was_certified(*node, Role::DataNode) {
+                    return Err(MemberRefusal::DataNode { node: *node });
                 }
                 self.announce(*node, address).map_err(|refusal| match refusal {
                     NodeRefusal::NotInitialised => MemberRefusal::NotInitialised,

@@ -129,6 +129,12 @@ pub enum RegionRefusal {
         /// What the keyring says.
         why: String,
     },
+    /// The number is a meta node's.
+    #[error("{node} is or was a meta node: give the data node a number of its own")]
+    MetaNode {
+        /// The node.
+        node: NodeId,
+    },
 }
 
 /// What the length of a region of about `bytes` must be a multiple of, so that its extents can be cut into slots.
@@ -152,6 +158,9 @@ impl Directory {
         }
         if !self.is_certified(node, Role::DataNode) {
             return Err(RegionRefusal::UnknownNode { node });
+        }
+        if self.was_certified(node, Role::Meta) {
+            return Err(RegionRefusal::MetaNode { node });
         }
         if self.node(node).is_some_and(|held| held.standing == Standing::Decommissioned) {
             return Err(RegionRefusal::Decommissioned { node });

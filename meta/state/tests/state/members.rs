@@ -1,6 +1,6 @@
 //! Nodes come and go: changes of the meta nodes, and data nodes that are drained, decommissioned and forgotten.
 
-use crate::directory::{Bench, UUID, extent, node_key, region, register, root};
+use crate::directory::{Bench, UUID, certificate, extent, node_key, region, register, root};
 use proptest::prelude::*;
 use quarry_meta_state::{
     Directory, Shard,
@@ -115,12 +115,31 @@ fn a_node_that_was_removed_never_comes_back() {
 #[test]
 fn who_is_no_meta_node_or_has_no_address_is_not_added() {
     let mut bench = bench();
-    assert_eq!(begin(&mut bench, add(1)), Err(MemberRefusal::NotCertified { node: NodeId(1) }));
+    assert_eq!(begin(&mut bench, add(1)), Err(MemberRefusal::DataNode { node: NodeId(1) }));
     assert_eq!(begin(&mut bench, add(36)), Err(MemberRefusal::NotCertified { node: NodeId(36) }));
     let nowhere = MemberChange::Add { node: NodeId(34), address: String::new() };
     assert_eq!(begin(&mut bench, nowhere), Err(MemberRefusal::Address { found: 0 }));
     assert_eq!(begin(&mut bench, replace(31, 31)), Err(MemberRefusal::Same { node: NodeId(31) }));
     assert_eq!(bench.directory.change_under_way(), None);
+}
+
+#[test]
+fn a_number_is_a_meta_nodes_or_a_data_nodes_and_never_both() {
+    let mut bench = bench();
+    // Data node 1 holds memory, data node 3 is only certified: the root says of both that they are meta nodes too.
+    bench.apply(DirectoryCommand::AdmitCertificate(certificate(3)));
+    for node in [1, 3] {
+        bench.apply(admit_meta(node));
+        let refused = Err(MemberRefusal::DataNode { node: NodeId(node) });
+        assert_eq!(begin(&mut bench, add(node)), refused);
+        assert_eq!(begin(&mut bench, replace(31, node)), refused);
+    }
+    let refused = Err(MemberRefusal::DataNode { node: NodeId(1) });
+    assert_eq!(begin(&mut bench, remove(1)), refused, "its memory would be left to nobody");
+    assert_eq!(begin(&mut bench, replace(1, 35)), refused);
+    assert!(!bench.directory.is_retired(NodeId(1)) && bench.directory.change_under_way().is_none());
+    let meta = RegionRefusal::MetaNode { node: NodeId(3) };
+    assert_eq!(bench.apply(register(3, 1)), DirectoryOutcome::Region(Err(meta)));
 }
 
 #[test]
