@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt};
+use futures::StreamExt;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{
     ClientWriteError, Fatal, ForwardReason, ForwardToLeader, InitializeError, LinearizableReadError,
@@ -28,7 +28,7 @@ use crate::replica::{Cell, Replica};
 use crate::status::GroupStatus;
 use crate::store::Store;
 use crate::store::snapshot::{SnapshotFile, Snapshots};
-use crate::transport::{Boxed, Port, decode, encode, pb};
+use crate::transport::{Boxed, Port, at_once, decode, encode, pb};
 use crate::types::{Command, Metrics, Reply, Snapshot, Types, Vote, term_of};
 
 pub(crate) type Node<M> = Raft<Types, Replica<M>>;
@@ -674,7 +674,7 @@ impl<M: Machine> Port for GroupPort<M> {
             return;
         }
         // A group that is too busy to take it in sends entries, which say the same.
-        if let Some(Err(fatal)) = self.raft.trigger().heartbeat().now_or_never() {
+        if let Some(Err(fatal)) = at_once(self.raft.trigger().heartbeat()) {
             tracing::debug!(%fatal, "no heartbeat");
         }
     }

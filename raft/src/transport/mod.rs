@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -46,6 +47,12 @@ async fn gather<T>(batch: &mut Vec<T>, mut next: impl FnMut() -> Option<T>) {
             batch.push(more);
         }
     }
+}
+
+/// Takes `work` as far as it goes without waiting; its outcome if that is to its end. Outside of the budget that tokio gives to one poll of a
+/// task: whoever begins hundreds of things in one go would find all after the first 127 not ready, though nothing stands in their way.
+pub(crate) fn at_once<F: Future>(work: F) -> Option<F::Output> {
+    tokio::task::coop::unconstrained(work).now_or_never()
 }
 
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;

@@ -21,6 +21,11 @@ struct Crowd {
 impl Crowd {
     /// Formed at one node after the other, so that leaders are spread.
     async fn form(count: u32, timing: Timing) -> Self {
+        Self::form_at(count, timing, |group| group % 3).await
+    }
+
+    /// Each group formed at the node that `at` names, which leads it first.
+    async fn form_at(count: u32, timing: Timing, at: impl Fn(usize) -> usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (mut hosts, mut groups, mut members) = (Vec::new(), Vec::new(), BTreeMap::new());
         for id in (1..=3).map(RaftNodeId) {
@@ -41,7 +46,7 @@ impl Crowd {
             groups.push(here);
         }
         for group in 0..count as usize {
-            groups[group % 3][group].initialize(members.clone()).await.unwrap();
+            groups[at(group)][group].initialize(members.clone()).await.unwrap();
         }
         let crowd = Self { _dir: dir, hosts, groups };
         until("leaders of all groups", || crowd.leaders().iter().all(Option::is_some)).await;
@@ -168,5 +173,31 @@ async fn no_group_elects_and_no_log_grows_while_nobody_asks_anything() {
         let silent = followers.map(|node| crowd.groups[node][group].silence()).max().unwrap();
         assert!(silent < timing.election_min, "group {group}: a follower has heard nothing for {silent:?}");
     }
+    crowd.shutdown().await;
+}
+
+/// More than tokio lets one task begin without giving way (128).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_leads_two_hundred_groups_is_heard_in_all_of_them() {
+    const COUNT: u32 = 200;
+    let timing = Timing {
+        heartbeat: Duration::from_millis(100),
+        election_min: Duration::from_secs(5),
+        election_max: Duration::from_secs(6),
+    };
+    let crowd = Crowd::form_at(COUNT, timing, |_| 0).await;
+    let leaders = crowd.leaders();
+    assert!(leaders.iter().all(|leader| leader.is_some_and(|(node, _)| node == 0)), "{leaders:?}");
+    // A follower that was spoken to is silent for less long than it was before.
+    let mut heard = vec![(Duration::ZERO, 0); 2 * COUNT as usize];
+    until("three heartbeats at every follower", || {
+        for (silence, (before, beats)) in crowd.groups[1..].iter().flatten().map(Group::silence).zip(&mut heard) {
+            *beats += u32::from(silence < *before);
+            *before = silence;
+        }
+        heard.iter().all(|(_, beats)| *beats >= 3)
+    })
+    .await;
+    assert_eq!(crowd.leaders(), leaders);
     crowd.shutdown().await;
 }
