@@ -207,10 +207,7 @@ impl BackupWriter {
         if place.exists() {
             return Err(BackupError::Exists { file: place.to_owned() });
         }
-        let mut name = place.file_name().unwrap_or_default().to_owned();
-        name.push(".part");
-        let aside = place.with_file_name(name);
-        let file = File::create(&aside).map_err(disk("make", &aside))?;
+        let (aside, file) = Self::aside(place)?;
         let mut writer = Self {
             place: place.to_owned(),
             aside,
@@ -223,6 +220,21 @@ impl BackupWriter {
         writer.put(MAGIC)?;
         writer.put(&VERSION.to_le_bytes())?;
         Ok(writer)
+    }
+
+    /// A new file beside `place` that nobody else writes, also not another who saves to the same name.
+    fn aside(place: &Path) -> Result<(PathBuf, File), BackupError> {
+        let mut number = 0_u32;
+        loop {
+            let mut name = place.file_name().unwrap_or_default().to_owned();
+            name.push(format!(".{}-{number}.part", std::process::id()));
+            let aside = place.with_file_name(name);
+            match File::create_new(&aside) {
+                Ok(file) => return Ok((aside, file)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
+                Err(error) => return Err(disk("make", &aside)(error)),
+            }
+        }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
@@ -486,6 +498,26 @@ mod tests {
         assert_eq!(*backup.manifest(), manifest);
         assert_eq!(backup.state(&manifest.groups[1]).unwrap(), b"state of 2, in two pieces");
         assert!(matches!(write(&place, &[(1, 4), (2, 3), (0, 4)]), Err(BackupError::Exists { .. })));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left aside");
+    }
+
+    #[test]
+    fn of_two_who_save_to_one_name_at_once_the_first_to_end_is_kept_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("b");
+        let mut slow = BackupWriter::create(&place).unwrap();
+        slow.begin(head(1, 4));
+        slow.write(&[9; 3_000_000]).unwrap();
+        let manifest = write(&place, &[(1, 4), (2, 3), (0, 4)]).unwrap();
+        slow.write(&[9; 3_000_000]).unwrap();
+        slow.end();
+        for group in [2, 0] {
+            slow.begin(head(group, 4));
+            slow.end();
+        }
+        assert!(matches!(slow.finish(origin()), Err(BackupError::Exists { .. })));
+        let backup = Backup::open(&place).unwrap();
+        assert_eq!(backup.state(&manifest.groups[1]).unwrap(), b"state of 2, in two pieces");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left aside");
     }
 
