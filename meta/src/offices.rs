@@ -120,7 +120,11 @@ pub(crate) async fn keep(core: Arc<Core>) {
             for kept in leave_all(&core, Instant::now() + timing.election_max).await {
                 tracing::debug!(group = %kept.group, why = kept.why, "this node drains and still leads");
             }
-        } else if core.config.balance_every.is_some() && !members_change(&core) {
+            continue;
+        }
+        // A turn of before may have said otherwise just after the drain was undone.
+        stand(&core, true);
+        if core.config.balance_every.is_some() && !members_change(&core) {
             // Whoever won an election, or came back, keeps still for as long as another election could take.
             let view = look(&core, Some((&mut settling, 2 * timing.election_max)));
             if let Some(it) = next_move(&view) {
@@ -238,17 +242,19 @@ pub(crate) async fn transfer<S: Replicated>(
 /// Begins to drain, or goes on: gives all leaderships away and wants none. Says what this node still leads at the deadline.
 pub(crate) async fn drain(core: &Core, deadline: Instant) -> Vec<Kept> {
     core.host.set_draining(true);
-    for office in core.offices() {
-        office.stand_for_election(false);
-    }
+    stand(core, false);
     leave_all(core, deadline).await
 }
 
 /// Takes part again.
 pub(crate) fn undo_drain(core: &Core) {
     core.host.set_draining(false);
+    stand(core, true);
+}
+
+fn stand(core: &Core, stand: bool) {
     for office in core.offices() {
-        office.stand_for_election(true);
+        office.stand_for_election(stand);
     }
 }
 
