@@ -158,6 +158,14 @@ async fn create_namespace(
         policy.least = unsigned("least", asked.least)?;
     }
     policy.quota_bytes = (asked.quota_bytes > 0).then_some(asked.quota_bytes);
+    let shards = core.directory.read(Directory::shards);
+    let least = policy.quota_least(shards);
+    // Whether there may be as many copies is for the directory to say.
+    let copies_fit = usize::from(policy.copies) <= COPIES_MAX;
+    if let Some(found) = policy.quota_bytes.filter(|quota| copies_fit && *quota < least) {
+        let expected = format_args!("0, or at least {least}: each of {shards} shards allows an even share of it");
+        return Err(Refusal::malformed("quota_bytes", expected, found));
+    }
     let command = DirectoryCommand::CreateNamespace { request, name: name.clone(), policy };
     let done = core.directory.propose(command, deadline).await?;
     let id = match done.outcome {
@@ -177,11 +185,6 @@ async fn create_namespace(
                 }
                 NamespaceRefusal::Copies { copies, least } => {
                     Refusal::malformed("least", format_args!("1 to {copies}, the copies of the namespace"), least)
-                }
-                NamespaceRefusal::Quota { shards, least, found } => {
-                    let expected =
-                        format_args!("0, or at least {least}: each of {shards} shards allows an even share of it");
-                    Refusal::malformed("quota_bytes", expected, found)
                 }
                 NamespaceRefusal::TooMany { most } => Refusal::TooManyRequests(v1::TooManyRequests {
                     resource: "namespaces of this generation".to_owned(),

@@ -77,6 +77,10 @@ async fn a_namespace_that_cannot_be_is_refused_in_words_that_say_what_can() {
     assert_eq!(refused(|it| it.name.clear()).await, format!("name must be {letters}, found \"\""));
     assert_eq!(refused(|it| it.copies = 0).await, "copies must be 1 to 3, found 0");
     assert_eq!(refused(|it| it.copies = 4).await, "copies must be 1 to 3, found 4");
+    assert_eq!(
+        refused(|it| it.quota_bytes = 4096).await,
+        "quota_bytes must be 0, or at least 4224: each of 1 shards allows an even share of it, found 4096"
+    );
     assert_eq!(refused(|it| it.least = 2).await, "least must be 1 to 1, the copies of the namespace, found 2");
     assert_eq!(
         refused(|it| it.class = v1::Class::Durable.into()).await,

@@ -45,6 +45,13 @@ impl Policy {
     pub const fn new(class: Class, copies: u8) -> Self {
         Self { class, copies, least: if copies < 2 { copies } else { 2 }, quota_bytes: None }
     }
+
+    /// The smallest quota with these copies whose share of each of `shards` shards holds a value. It is for whoever proposes to ask for no less:
+    /// [`Directory`] makes what is in its log, and logs of before have smaller ones.
+    #[must_use]
+    pub fn quota_least(&self, shards: u32) -> u64 {
+        u64::from(shards) * u64::from(self.copies) * QUOTA_SLOT_BYTES_MIN
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -83,18 +90,6 @@ pub enum NamespaceRefusal {
         copies: u8,
         /// Least copies asked for.
         least: u8,
-    },
-    /// The quota's share of a shard would hold no value.
-    #[error(
-        "each of {shards} shards allows an even share of a quota, and that must hold all copies of a slot of {QUOTA_SLOT_BYTES_MIN} bytes: a quota is at least {least} bytes, not {found}"
-    )]
-    Quota {
-        /// How many shards there are.
-        shards: u32,
-        /// Smallest quota.
-        least: u64,
-        /// The quota asked for.
-        found: u64,
     },
     /// There are no numbers left in this generation.
     #[error("a generation can make {most} namespaces")]
@@ -135,10 +130,6 @@ impl Directory {
         let Policy { copies, least, .. } = policy;
         if copies == 0 || usize::from(copies) > COPIES_MAX || least == 0 || least > copies {
             return Err(NamespaceRefusal::Copies { copies, least });
-        }
-        let smallest = u64::from(self.shards()) * u64::from(copies) * QUOTA_SLOT_BYTES_MIN;
-        if let Some(found) = policy.quota_bytes.filter(|quota| *quota < smallest) {
-            return Err(NamespaceRefusal::Quota { shards: self.shards(), least: smallest, found });
         }
         if let Some(id) = self.names.get(name) {
             return Err(NamespaceRefusal::Exists { id: *id });

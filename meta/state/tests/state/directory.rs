@@ -376,14 +376,15 @@ fn labels_of_a_node_are_told_to_the_shards_and_outlive_a_new_address() {
 }
 
 #[test]
-fn a_quota_whose_share_of_a_shard_holds_no_value_is_refused() {
+fn a_quota_of_an_old_log_whose_share_of_a_shard_holds_no_value_still_makes_its_namespace() {
     let mut bench = Bench::new(1);
     let mut with = |random: u64, quota: u64| {
         let request = RequestId { at: bench.directory.log_time(), random };
         let policy = Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 2) };
         bench.create_as(request, &format!("n{random}"), policy)
     };
-    let least = 2 * 2 * (4096 + 128);
-    assert_eq!(with(1, least - 1), Err(NamespaceRefusal::Quota { shards: 2, least, found: least - 1 }));
-    with(2, least).unwrap();
+    let least = Policy::new(Class::Cache, 2).quota_least(2);
+    assert_eq!(least, 2 * 2 * (4096 + 128));
+    assert_eq!(with(1, least - 1), Ok(NamespaceId(1)));
+    assert_eq!(with(2, least), Ok(NamespaceId(2)));
 }
