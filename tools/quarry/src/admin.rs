@@ -30,6 +30,9 @@ use tonic::{
 pub const DIRECTORY: u32 = 0;
 /// Raft group of the first shard.
 pub const FIRST_SHARD: u32 = 1;
+/// How long one meta node may be waited for by whoever can do without its answer: a node that is silent must not take the time of what is to be
+/// done.
+pub const LOOK: Duration = Duration::from_secs(1);
 /// How long one meta node may take to make the cluster, before another is asked: it includes the first elections.
 const BOOTSTRAP_CALL: Duration = Duration::from_secs(10);
 /// Between two rounds of asking all meta nodes of a plan.
@@ -265,6 +268,16 @@ pub async fn status_all(
         answers.push(task.await.expect("asking for a status does not panic"));
     }
     answers
+}
+
+/// Those of `addresses` that do not answer now, or not soon, while others do.
+pub(crate) async fn silent(trust: &Trust, addresses: &[String], deadline: Duration) -> BTreeSet<String> {
+    let answers = status_all(trust, addresses, LOOK.min(deadline)).await;
+    let is_silent = |answer| matches!(answer, Err(CallError::Unreachable { .. } | CallError::Deadline { .. }));
+    let asked = addresses.iter().cloned().zip(answers);
+    let silent: BTreeSet<_> = asked.filter_map(|(address, answer)| is_silent(answer).then_some(address)).collect();
+    // Where all are, it is not known of any.
+    if silent.len() < addresses.len() { silent } else { BTreeSet::new() }
 }
 
 /// Asks the meta nodes of the cluster file, and those that the cluster has beside them; one answer or error each. Nodes of the file that the cluster

@@ -3,12 +3,12 @@
 //! Each group's state comes from its leader, with all that was acknowledged before; or, stale, from any node that answers. A node that fails in
 //! the middle is taken back and another one asked, until the deadline.
 
-use crate::admin::{CallError, call};
+use crate::admin::{CallError, LOOK, call, silent};
 use quarry_meta::backup::{BackupError, BackupWriter, Manifest, Origin, PartHead};
 use quarry_proto::{convert::required, refusal::Refusal, v1};
 use quarry_trust::{Expect, Trust};
 use quarry_wire::{ids::ClusterUuid, limits::MESSAGE_BYTES_MAX, signed::PublicKey};
-use std::{path::Path, time::Duration};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Streaming;
 
@@ -71,8 +71,10 @@ pub async fn save(
     stale: bool,
     deadline: Duration,
 ) -> Result<Manifest, SaveError> {
+    let writer = BackupWriter::create(place)?;
+    let silent = silent(trust, metas, deadline).await;
     let until = Instant::now() + deadline;
-    let mut saving = Saving { trust, stale, writer: BackupWriter::create(place)?, origin: None, first: 0 };
+    let mut saving = Saving { trust, stale, writer, origin: None, first: 0, silent };
     // The first answer says how many shards there are.
     let mut shards = 1;
     let mut group = 1;
@@ -91,6 +93,8 @@ struct Saving<'a> {
     origin: Option<Origin>,
     /// Which node is asked first: the one that answered last.
     first: usize,
+    /// Those that did not answer when they were asked last: the others are asked before them, and they are not waited for long.
+    silent: BTreeSet<String>,
 }
 
 /// Why one node's state was not taken.
@@ -110,8 +114,9 @@ impl Saving<'_> {
     ) -> Result<Origin, SaveError> {
         let mut last = "no meta node is named".to_owned();
         loop {
-            for turn in 0..metas.len() {
-                let index = (self.first + turn) % metas.len();
+            let mut turns: Vec<usize> = (0..metas.len()).map(|turn| (self.first + turn) % metas.len()).collect();
+            turns.sort_by_key(|index| self.silent.contains(&metas[*index]));
+            for index in turns {
                 match self.from(&metas[index], group).await {
                     Ok(origin) => {
                         self.first = index;
@@ -131,11 +136,18 @@ impl Saving<'_> {
 
     async fn from(&mut self, address: &str, group: u32) -> Result<Origin, Failed> {
         let request = v1::SaveGroupRequest { group, stale: self.stale };
-        let parts = call(self.trust, Expect::META, address, PART_DEADLINE, |calls| async {
+        let patience = if self.silent.contains(address) { LOOK } else { PART_DEADLINE };
+        let parts = call(self.trust, Expect::META, address, patience, |calls| async {
             let admin = v1::admin_client::AdminClient::new(calls);
             admin.max_decoding_message_size(MESSAGE_BYTES_MAX).save_group(request).await
         });
-        let mut parts = parts.await.map_err(|wrong| {
+        let parts = parts.await;
+        if matches!(parts, Err(CallError::Unreachable { .. } | CallError::Deadline { .. })) {
+            self.silent.insert(address.to_owned());
+        } else {
+            self.silent.remove(address);
+        }
+        let mut parts = parts.map_err(|wrong| {
             if wrong.is_passing() { Failed::Passing(wrong.to_string()) } else { Failed::Final(wrong.into()) }
         })?;
         let passing = |why: String| Failed::Passing(format!("{address}: {why}"));

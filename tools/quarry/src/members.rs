@@ -3,7 +3,7 @@
 //! The directory's leader decides and acts; these calls find it, by its own hints, and ask again for as long as that helps. All of them may be
 //! made any number of times.
 
-use crate::admin::{CallError, Calls, call};
+use crate::admin::{CallError, Calls, LOOK, call, silent};
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_trust::{Expect, Trust};
 use std::{future::Future, time::Duration};
@@ -13,7 +13,8 @@ use tonic::{Response, Status};
 /// Between two attempts that nobody could answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes a call to the leader of the directory, whoever it turns out to be.
+/// Makes a call to the leader of the directory, whoever it turns out to be. Those that are silent are asked last, and none may use up the time
+/// of the others.
 ///
 /// # Errors
 /// [`CallError`]: at once if time does not change it, else at the deadline the last one.
@@ -23,6 +24,9 @@ async fn at_directory<T, F: Future<Output = Result<Response<T>, Status>>>(
     deadline: Duration,
     run: impl Fn(Calls, Duration) -> F,
 ) -> Result<T, CallError> {
+    let silent = silent(trust, metas, deadline).await;
+    let (last_ones, mut metas): (Vec<&String>, Vec<_>) = metas.iter().partition(|address| silent.contains(*address));
+    metas.extend(last_ones);
     let until = Instant::now() + deadline;
     let left = || until.saturating_duration_since(Instant::now());
     let mut last = CallError::Address { address: String::new() };
@@ -34,7 +38,8 @@ async fn at_directory<T, F: Future<Output = Result<Response<T>, Status>>>(
             turn += 1;
             metas[(turn - 1) % metas.len()].clone()
         });
-        let patience = left();
+        // Whoever stopped just now leaves half of the time to others.
+        let patience = if silent.contains(&address) { LOOK } else { LOOK.max(left() / 2) }.min(left());
         let wrong = match call(trust, Expect::META, &address, patience, |calls| run(calls, patience)).await {
             Ok(reply) => return Ok(reply),
             Err(wrong) if !wrong.is_passing() => return Err(wrong),
@@ -49,7 +54,10 @@ async fn at_directory<T, F: Future<Output = Result<Response<T>, Status>>>(
         } else {
             sleep(PAUSE.min(left())).await;
         }
-        last = wrong;
+        // What a node said tells more than that another did not answer.
+        if matches!(wrong, CallError::Refused { .. }) || !matches!(last, CallError::Refused { .. }) {
+            last = wrong;
+        }
     }
     Err(last)
 }

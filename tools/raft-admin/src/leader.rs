@@ -60,6 +60,14 @@ async fn heard(trust: &Trust, metas: &[String], timeout: Duration) -> Result<Vec
     Ok(heard)
 }
 
+/// The answers of those that answer soon; only if none does, of those that answer at all.
+async fn heard_soon(trust: &Trust, metas: &[String], ask: &Ask) -> Result<Vec<(String, v1::StatusReply)>, Failure> {
+    match heard(trust, metas, admin::LOOK.min(ask.timeout)).await {
+        Ok(heard) => Ok(heard),
+        Err(_) => heard(trust, metas, ask.timeout).await,
+    }
+}
+
 fn leader(heard: &[(String, v1::StatusReply)], group: u32) -> Option<u64> {
     admin::leader_of(heard.iter().map(|(_, reply)| reply), group).map(|node| node.0)
 }
@@ -122,12 +130,12 @@ fn failure(wrong: &CallError) -> Failure {
 
 async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = present(ask).await?;
+    let mut heard = heard_soon(&trust, &metas, ask).await?;
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let (mut before, mut said) = (None, false);
     let mut last = Failure::new(Code::Unavailable, format!("group {group} has no leader"));
     loop {
-        let heard = heard(&trust, &metas, ask.timeout).await?;
         if !heard.iter().any(|(_, reply)| reply.groups.iter().any(|it| it.group == group)) {
             return Err(Failure::new(Code::NotFound, format!("there is no group {group}")));
         }
@@ -144,7 +152,10 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
         }
         if let Some(address) = leader.and_then(|leader| address(&heard, leader)) {
             match admin::transfer_leader(&trust, address, group, to, left()).await {
-                Ok(_) => continue,
+                Ok(_) => {
+                    heard = heard_soon(&trust, &metas, ask).await?;
+                    continue;
+                }
                 Err(wrong) if !wrong.is_passing() => return Err(failure(&wrong)),
                 // What a node said tells more than that it did not answer in the last moment.
                 Err(wrong) if said && !matches!(wrong, CallError::Refused { .. }) => {}
@@ -158,37 +169,43 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
             return Err(last.about(|why| format!("node {to} does not lead group {group}: {why}")));
         }
         sleep(PAUSE).await;
+        heard = heard_soon(&trust, &metas, ask).await?;
     }
 }
 
 async fn balance(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = present(ask).await?;
+    let mut heard = heard_soon(&trust, &metas, ask).await?;
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let mut moves = Vec::new();
     // A node gives away only while it leads most: the last to move may make room for another to go on.
     loop {
         let before = moves.len();
-        for (address, reply) in heard(&trust, &metas, ask.timeout).await? {
+        for (address, reply) in heard {
             let answer = admin::balance_leaders(&trust, &address, left()).await.map_err(|wrong| failure(&wrong))?;
             moves.extend(answer.moves.into_iter().map(|it| (reply.node, it)));
         }
         let failed = moves.iter().any(|(_, it)| !it.failed.is_empty());
         if moves.len() == before || failed || left().is_zero() {
-            line(led(&heard(&trust, &metas, ask.timeout).await?, &moves, format))?;
+            line(led(&heard_soon(&trust, &metas, ask).await?, &moves, format))?;
             return Ok(if failed { Code::Error.into() } else { ExitCode::SUCCESS });
         }
+        heard = heard_soon(&trust, &metas, ask).await?;
     }
 }
 
 pub(crate) async fn drain(node: u64, undo: bool, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = present(ask).await?;
-    let deadline = Instant::now() + ask.timeout;
-    let left = || deadline.saturating_duration_since(Instant::now());
-    let heard = heard(&trust, &metas, ask.timeout).await?;
+    let mut heard = heard_soon(&trust, &metas, ask).await?;
+    if address(&heard, node).is_none() {
+        heard = self::heard(&trust, &metas, ask.timeout).await?;
+    }
     let Some(address) = address(&heard, node) else {
         return Err(Failure::new(Code::NotFound, format!("no meta node that answers is node {node}")));
     };
+    let deadline = Instant::now() + ask.timeout;
+    let left = || deadline.saturating_duration_since(Instant::now());
     let led = loop {
         let answer = admin::drain(&trust, address, undo, left()).await.map_err(|wrong| failure(&wrong))?;
         if answer.led.is_empty() || left() <= PAUSE {

@@ -197,7 +197,8 @@ fn whom(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
 /// The same, as the cluster has them now: the cluster file may be older than the last change of members.
 async fn present(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
     let (named, trust) = whom(ask)?;
-    let (metas, answers) = admin::status_of_present(&trust, &named, ask.timeout).await;
+    // Who they are, the others say for one that is silent.
+    let (metas, answers) = admin::status_of_present(&trust, &named, admin::LOOK.min(ask.timeout)).await;
     admin::unless_forbidden(&answers)?;
     Ok((metas, trust))
 }
