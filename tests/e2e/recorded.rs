@@ -15,12 +15,12 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// A cluster's folder as version 0.1 of 30 November 2026 left it: one meta node, whose shard has a snapshot at entry 59 and a log to entry 96,
+/// A cluster's folder as version 0.1 of 30 November 2026 left it: one meta node, whose shard has a snapshot at entry 59 and a log to entry 98,
 /// two data nodes, no TLS. Values were put, replaced and deleted, a certificate was revoked, a region and a signing key were changed.
 const RECORDED: &[u8] = include_bytes!("recorded/cluster-0.1.tar.gz");
 /// Where that folder was, and the ports of its processes.
-const FOLDER: &str = "/tmp/rec/c";
-const PORTS: [u16; 3] = [31955, 31956, 31957];
+const FOLDER: &str = "/tmp/rec2/c";
+const PORTS: [u16; 3] = [24996, 24997, 24998];
 
 /// Unpacks the folder below `dir`, for another place and other ports.
 fn unpack(dir: &Path, ports: [u16; 3]) -> PathBuf {
@@ -75,7 +75,7 @@ async fn a_cluster_of_version_0_1_is_opened_with_all_that_its_log_and_snapshot_s
     let listed = soon("the meta node leads its groups", async || {
         let status = calls::status(&address).await.ok()?;
         let shard = status.groups.iter().find(|it| it.group == SHARD && it.role == "leader")?;
-        (shard.applied > 96).then_some(status.space)
+        (shard.applied > 98).then_some(status.space)
     })
     .await;
     assert_eq!(listed.iter().map(|it| it.keys).sum::<u64>(), 31, "{listed:?}");
