@@ -12,10 +12,8 @@ use openraft::errors::{
     ClientWriteError, Fatal, ForwardReason, ForwardToLeader, InitializeError, LinearizableReadError,
 };
 use openraft::impls::ProgressResponder;
-use openraft::raft::{AppendEntriesRequest, ReadPolicy, TransferLeaderRequest, VoteRequest};
+use openraft::raft::ReadPolicy;
 use openraft::{BasicNode, Raft};
-use parking_lot::Mutex;
-use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -23,13 +21,12 @@ use crate::error::{LeaderHint, ProposeError, RaftError, ReadError};
 use crate::ids::{GroupId, LogIndex, RaftNodeId, Term};
 use crate::machine::{MAX_COMMAND_BYTES, Machine, SnapshotWriter};
 use crate::metrics::{self, GroupMeters};
+use crate::port::Heard;
 use crate::reads::Rounds;
 use crate::replica::{Cell, Replica};
 use crate::status::GroupStatus;
 use crate::store::Store;
-use crate::store::snapshot::{SnapshotFile, Snapshots};
-use crate::transport::{Boxed, Port, at_once, decode, encode, pb};
-use crate::types::{Command, Metrics, Reply, Snapshot, Types, Vote, term_of};
+use crate::types::{Command, Metrics, Reply, Types, term_of};
 
 pub(crate) type Node<M> = Raft<Types, Replica<M>>;
 
@@ -137,33 +134,6 @@ struct Inner<M: Machine> {
     propose_deadline: Duration,
     meters: Arc<GroupMeters>,
     heard: Heard,
-}
-
-/// When a leader was last heard here.
-#[derive(Clone)]
-pub(crate) struct Heard {
-    /// When the group was started, and the last append.
-    times: Arc<Mutex<(Instant, Option<Instant>)>>,
-}
-
-impl Heard {
-    /// Nobody was heard yet.
-    pub(crate) fn nobody() -> Self {
-        Self { times: Arc::new(Mutex::new((Instant::now(), None))) }
-    }
-
-    fn now(&self) {
-        self.times.lock().1 = Some(Instant::now());
-    }
-
-    fn silence(&self) -> Duration {
-        let (start, last) = *self.times.lock();
-        last.unwrap_or(start).elapsed()
-    }
-
-    fn within(&self, time: Duration) -> bool {
-        self.times.lock().1.is_some_and(|last| last.elapsed() < time)
-    }
 }
 
 impl<M: Machine> Group<M> {
@@ -623,89 +593,6 @@ fn hint(forward: ForwardToLeader<Types>) -> LeaderHint {
         return None;
     }
     Some((RaftNodeId(forward.leader_id?), forward.leader_node?.addr))
-}
-
-/// What peers reach of a group.
-pub(crate) struct GroupPort<M: Machine> {
-    pub(crate) raft: Node<M>,
-    pub(crate) snapshots: Arc<Snapshots>,
-    pub(crate) heard: Heard,
-    /// A follower whose leader was silent for less has no need to look at its election timer.
-    pub(crate) at_ease: Duration,
-}
-
-impl<M: Machine> Port for GroupPort<M> {
-    fn call(&self, kind: pb::Kind, body: Bytes) -> Boxed<Result<Bytes, pb::Reason>> {
-        fn answer<T: Serialize, E>(answer: Result<T, E>) -> Result<Bytes, pb::Reason> {
-            encode(&answer.map_err(|_| pb::Reason::Stopped)?).map_err(|_| pb::Reason::Malformed)
-        }
-        let raft = self.raft.clone();
-        if kind == pb::Kind::Append {
-            self.heard.now();
-        }
-        Box::pin(async move {
-            let malformed = |_| pb::Reason::Malformed;
-            match kind {
-                pb::Kind::Append => {
-                    let request: AppendEntriesRequest<Types> = decode(&body).map_err(malformed)?;
-                    answer(raft.append_entries(request).await)
-                }
-                pb::Kind::Vote => {
-                    let request: VoteRequest<Types> = decode(&body).map_err(malformed)?;
-                    answer(raft.vote(request).await)
-                }
-                pb::Kind::PreVote => {
-                    let request: VoteRequest<Types> = decode(&body).map_err(malformed)?;
-                    answer(raft.pre_vote(request).await)
-                }
-                pb::Kind::TransferLeader => {
-                    let request: TransferLeaderRequest<Types> = decode(&body).map_err(malformed)?;
-                    answer(raft.handle_transfer_leader(request).await)
-                }
-                pb::Kind::Unspecified => Err(pb::Reason::Malformed),
-            }
-        })
-    }
-
-    fn pulse(&self) {
-        let leads = self.raft.metrics().borrow_watched().state == openraft::ServerState::Leader;
-        self.raft.runtime_config().tick(!leads && !self.heard.within(self.at_ease));
-        if !leads {
-            return;
-        }
-        // A group that is too busy to take it in sends entries, which say the same.
-        if let Some(Err(fatal)) = at_once(self.raft.trigger().heartbeat()) {
-            tracing::debug!(%fatal, "no heartbeat");
-        }
-    }
-
-    fn snapshots(&self) -> Arc<Snapshots> {
-        Arc::clone(&self.snapshots)
-    }
-
-    fn install(&self, vote: Vote, snapshot: SnapshotFile) -> Boxed<Result<Bytes, pb::Reason>> {
-        let raft = self.raft.clone();
-        Box::pin(async move {
-            let snapshot = Snapshot { meta: snapshot.meta().clone(), snapshot };
-            let installed = raft.install_full_snapshot(vote, snapshot).await.map_err(|_| pb::Reason::Stopped)?;
-            encode(&installed).map_err(|_| pb::Reason::Malformed)
-        })
-    }
-
-    fn is_blank(&self) -> bool {
-        let metrics = self.raft.metrics();
-        let metrics = metrics.borrow_watched();
-        metrics.last_log_index.is_none() && metrics.membership_config.log_id().is_none()
-    }
-
-    fn stop(&self) -> Boxed<()> {
-        let raft = self.raft.clone();
-        Box::pin(async move {
-            if let Err(error) = raft.shutdown().await {
-                tracing::warn!(%error, "a group ended by itself");
-            }
-        })
-    }
 }
 
 #[cfg(test)]

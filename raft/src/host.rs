@@ -12,9 +12,10 @@ use tokio::time::sleep;
 
 use crate::config::HostConfig;
 use crate::error::{Doing, RaftError};
-use crate::group::{Group, GroupPort, Heard};
+use crate::group::Group;
 use crate::ids::{GroupId, RaftNodeId};
 use crate::machine::{MAX_COMMAND_BYTES, Machine};
+use crate::port::{GroupPort, Heard};
 use crate::replica::{Cell, Replica, blocking};
 use crate::store::Store;
 use crate::store::log::GroupLog;

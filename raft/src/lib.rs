@@ -23,6 +23,7 @@ mod ids;
 mod machine;
 mod metrics;
 mod offline;
+mod port;
 mod reads;
 mod replica;
 #[cfg(feature = "sim")]
