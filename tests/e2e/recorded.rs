@@ -89,9 +89,6 @@ async fn a_cluster_of_version_0_1_is_opened_with_all_that_its_log_and_snapshot_s
     // Memory is gone with the processes that had it, and with it what was in it.
     let blocks = client.namespace("blocks").await.unwrap();
     assert!(blocks.get("k1").await.unwrap().is_none());
-    // The meta node knew of the memory before the data nodes were back with theirs.
-    soon("the data nodes take values", async || blocks.put("k1", "again").await.ok()).await;
-    assert_eq!(blocks.get("k1").await.unwrap().unwrap().bytes, "again");
     client.close().await.unwrap();
     cluster.stop().await.unwrap();
 }
