@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// [`CallError`]: at once if time does not change it, else at the deadline the last one.
-async fn at_directory<T, F: Future<Output = Result<Response<T>, Status>>>(
+pub(crate) async fn at_directory<T, F: Future<Output = Result<Response<T>, Status>>>(
     trust: &Trust,
     metas: &[String],
     deadline: Duration,
@@ -62,7 +62,8 @@ async fn at_directory<T, F: Future<Output = Result<Response<T>, Status>>>(
     Err(last)
 }
 
-fn request<T>(message: T, patience: Duration) -> tonic::Request<T> {
+/// A message that tells the server how long its caller waits.
+pub(crate) fn request<T>(message: T, patience: Duration) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     request.set_timeout(patience);
     request

@@ -4,11 +4,12 @@
 //! again. The file can be read by anybody: it is signed, not secret.
 
 use crate::{
-    admin::{CallError, call},
+    admin::CallError,
     identity::Root,
+    members::{at_directory, request},
 };
-use quarry_proto::{refusal::Refusal, v1};
-use quarry_trust::{Expect, Trust};
+use quarry_proto::v1;
+use quarry_trust::Trust;
 use quarry_wire::{
     certificate::{Certificate, Revocations, Role},
     ids::{CertificateSerial, ClusterUuid},
@@ -22,14 +23,10 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use tokio::time::{Instant, sleep};
-use tonic::Request;
 
 /// Version of the layout of the file.
 pub const LIST_FILE_VERSION: u32 = 1;
 const KIND: &str = "quarry-revocations";
-/// Between two rounds of asking all meta nodes.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a list cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -173,41 +170,12 @@ pub async fn apply(
     list: &Signed<Revocations>,
     deadline: Duration,
 ) -> Result<v1::ApplyRevocationsReply, CallError> {
-    let until = Instant::now() + deadline;
-    let left = || until.saturating_duration_since(Instant::now());
-    let request = v1::ApplyRevocationsRequest { list: list.encode().into() };
-    let mut last = CallError::Address { address: String::new() };
-    let mut hinted: Option<String> = None;
-    let mut turn = 0;
-    while !left().is_zero() && !metas.is_empty() {
-        let was_hinted = hinted.is_some();
-        let address = hinted.take().unwrap_or_else(|| {
-            turn += 1;
-            metas[(turn - 1) % metas.len()].clone()
-        });
-        let answer = call(trust, Expect::META, &address, left(), |calls| async {
-            let mut request = Request::new(request.clone());
-            request.set_timeout(left());
-            v1::admin_client::AdminClient::new(calls).apply_revocations(request).await
-        })
-        .await;
-        let wrong = match answer {
-            Ok(reply) => return Ok(reply),
-            Err(wrong) if !wrong.is_passing() => return Err(wrong),
-            Err(wrong) => wrong,
-        };
-        if let CallError::Refused { refusal, .. } = &wrong
-            && let Refusal::NotLeader(it) = &**refusal
-            && !it.address.is_empty()
-            && !was_hinted
-        {
-            hinted = Some(it.address.clone());
-        } else {
-            sleep(PAUSE.min(left())).await;
-        }
-        last = wrong;
-    }
-    Err(last)
+    let asked = v1::ApplyRevocationsRequest { list: list.encode().into() };
+    at_directory(trust, metas, deadline, |calls, patience| {
+        let asked = request(asked.clone(), patience);
+        async move { v1::admin_client::AdminClient::new(calls).apply_revocations(asked).await }
+    })
+    .await
 }
 
 /// A certificate that the directory has, and whether it is void.
