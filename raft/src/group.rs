@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -134,6 +135,8 @@ struct Inner<M: Machine> {
     propose_deadline: Duration,
     meters: Arc<GroupMeters>,
     heard: Heard,
+    /// Whether this node stands for election by itself, as its port reads it.
+    stands: Arc<AtomicBool>,
 }
 
 impl<M: Machine> Group<M> {
@@ -144,7 +147,7 @@ impl<M: Machine> Group<M> {
         cell: Arc<Cell<M>>,
         store: Arc<Store>,
         propose_deadline: Duration,
-        heard: Heard,
+        (heard, stands): (Heard, Arc<AtomicBool>),
     ) -> Self {
         let mut metrics = raft.metrics();
         let fault = store.committer().watch_failed();
@@ -195,6 +198,7 @@ impl<M: Machine> Group<M> {
                 propose_deadline,
                 meters,
                 heard,
+                stands,
             }),
         }
     }
@@ -541,6 +545,7 @@ impl<M: Machine> Group<M> {
     /// Whether this node stands for election when it hears of no leader for long enough; it does from the start. It votes in any case,
     /// and takes a leadership that is handed to it.
     pub fn stand_for_election(&self, stand: bool) {
+        self.inner.stands.store(stand, Ordering::SeqCst);
         self.inner.raft.runtime_config().elect(stand);
     }
 

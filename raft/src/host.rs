@@ -153,12 +153,15 @@ impl Host {
             .map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
         // The core answers once it has taken in what was recovered and has published its first status.
         raft.is_initialized().await.map_err(|fatal| RaftError::Failed { why: fatal.to_string() })?;
-        let heard = Heard::nobody();
+        let (heard, stands) = (Heard::nobody(), Arc::new(AtomicBool::new(true)));
         let port = GroupPort {
             raft: raft.clone(),
             snapshots,
             heard: heard.clone(),
-            at_ease: inner.config.timing.election_min / 2,
+            group: id,
+            timing: inner.config.timing,
+            stands: Arc::clone(&stands),
+            stood: parking_lot::Mutex::new(None),
         };
         let added = inner.ports.add(id, Arc::new(port));
         assert!(added, "groups are started one after the other");
@@ -168,7 +171,7 @@ impl Host {
             return Err(fault);
         }
         let store = Arc::clone(&inner.store);
-        Ok(Group::new(id, inner.config.node, raft, cell, store, inner.config.propose_deadline, heard))
+        Ok(Group::new(id, inner.config.node, raft, cell, store, inner.config.propose_deadline, (heard, stands)))
     }
 
     fn well(&self) -> Result<(), RaftError> {

@@ -30,6 +30,7 @@ mod replica;
 pub mod sim;
 mod status;
 mod store;
+mod succession;
 mod transport;
 mod types;
 

@@ -1,7 +1,9 @@
-//! A group as its peers reach it: their calls, their snapshots, the pulse that tells them who leads.
+//! A group as its peers reach it: their calls, their snapshots, the pulse that tells them who leads, and has followers succeed a leader that tells
+//! nothing.
 //! Decides nothing: hands on to openraft what comes, and answers what it says.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,11 +13,14 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::config::Timing;
 use crate::group::Node;
+use crate::ids::GroupId;
 use crate::machine::Machine;
 use crate::store::snapshot::{SnapshotFile, Snapshots};
+use crate::succession::{stands_after, turn};
 use crate::transport::{Boxed, Port, at_once, decode, encode, pb};
-use crate::types::{Snapshot, Types, Vote};
+use crate::types::{Metrics, Snapshot, Types, Vote};
 
 /// When a leader was last heard here.
 #[derive(Clone)]
@@ -39,8 +44,9 @@ impl Heard {
         last.unwrap_or(start).elapsed()
     }
 
-    fn within(&self, time: Duration) -> bool {
-        self.times.lock().1.is_some_and(|last| last.elapsed() < time)
+    /// How long ago a leader spoke, if one did since the group was started.
+    fn last(&self) -> Option<Duration> {
+        self.times.lock().1.map(|last| last.elapsed())
     }
 }
 
@@ -49,8 +55,34 @@ pub(crate) struct GroupPort<M: Machine> {
     pub(crate) raft: Node<M>,
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) heard: Heard,
-    /// A follower whose leader was silent for less has no need to look at its election timer.
-    pub(crate) at_ease: Duration,
+    pub(crate) group: GroupId,
+    pub(crate) timing: Timing,
+    /// Whether this node stands for election by itself.
+    pub(crate) stands: Arc<AtomicBool>,
+    /// When it last stood because its turn had come.
+    pub(crate) stood: Mutex<Option<Instant>>,
+}
+
+impl<M: Machine> GroupPort<M> {
+    /// Stands for election if this node's leader fell silent and it is its turn to succeed.
+    fn succeed(&self, metrics: &Metrics, silence: Duration) {
+        if silence <= self.timing.election_max || !self.stands.load(Ordering::SeqCst) {
+            return;
+        }
+        // Without a leader there is an election already.
+        let Some(leader) = metrics.current_leader else { return };
+        let voters = metrics.membership_config.membership().voter_ids();
+        let Some(turn) = turn(self.group, voters, leader, metrics.id) else { return };
+        let mut stood = self.stood.lock();
+        if silence >= stands_after(self.timing, turn)
+            && stood.is_none_or(|before| before.elapsed() >= self.timing.election_min)
+        {
+            *stood = Some(Instant::now());
+            if let Some(Err(fatal)) = at_once(self.raft.trigger().elect(true)) {
+                tracing::debug!(%fatal, "no election");
+            }
+        }
+    }
 }
 
 impl<M: Machine> Port for GroupPort<M> {
@@ -87,11 +119,18 @@ impl<M: Machine> Port for GroupPort<M> {
     }
 
     fn pulse(&self) {
-        let leads = self.raft.metrics().borrow_watched().state == openraft::ServerState::Leader;
-        self.raft.runtime_config().tick(!leads && !self.heard.within(self.at_ease));
+        let metrics = self.raft.metrics();
+        let leads = metrics.borrow_watched().state == openraft::ServerState::Leader;
         if !leads {
+            let silence = self.heard.last();
+            // A follower whose leader spoke lately has no need to look at its election timer.
+            self.raft.runtime_config().tick(silence.is_none_or(|silence| silence >= self.timing.election_min / 2));
+            if let Some(silence) = silence {
+                self.succeed(&metrics.borrow_watched(), silence);
+            }
             return;
         }
+        self.raft.runtime_config().tick(false);
         // A group that is too busy to take it in sends entries, which say the same.
         if let Some(Err(fatal)) = at_once(self.raft.trigger().heartbeat()) {
             tracing::debug!(%fatal, "no heartbeat");
