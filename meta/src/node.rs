@@ -20,13 +20,13 @@ use crate::{
     tree::Trees,
 };
 use futures::future::select_all;
-use quarry_meta_state::{Directory, Shard, shard::Settings};
+use quarry_meta_state::{Directory, SNAPSHOT_VERSION, Shard, shard::Settings};
 use quarry_proto::{
     protocol::Check,
     telemetry::Telemetry,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
-use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId};
+use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId, Span};
 use quarry_trust::{Caller, Expect};
 use quarry_wire::{
     certificate,
@@ -93,6 +93,7 @@ impl MetaNode {
             snapshot_after_entries: config.snapshot_after_entries,
             entries_kept: config.entries_kept,
             propose_deadline: config.call_deadline,
+            state_versions: Span::only(SNAPSHOT_VERSION.into()),
             ..HostConfig::new(RaftNodeId(node.0), raft_dir)
         })
         .await?;

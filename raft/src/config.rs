@@ -11,6 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::error::RaftError;
 use crate::ids::RaftNodeId;
+use crate::versions::Span;
 
 /// How often a leader says that it is there, and how long the others wait before they elect another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +76,8 @@ pub struct HostConfig {
     pub propose_deadline: Duration,
     /// Memory that the log database may use for its cache, in bytes.
     pub log_cache_bytes: u64,
+    /// The versions of states and entries that this build's machines read and write; nodes that have none in common refuse each other.
+    pub state_versions: Span,
     /// How the log is made durable.
     pub disk: Arc<dyn DiskSync>,
     /// How other nodes are reached.
@@ -92,6 +95,7 @@ impl HostConfig {
             entries_kept: 1_000,
             propose_deadline: Duration::from_secs(10),
             log_cache_bytes: 64 << 20,
+            state_versions: Span::only(1),
             disk: Arc::new(Fdatasync),
             connect: Arc::new(|_, endpoint| Box::pin(async move { endpoint.connect().await })),
         }

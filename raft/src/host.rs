@@ -71,8 +71,9 @@ impl Host {
             .map_err(std::io::Error::other)
             .doing(|| "open the log".to_owned())??;
         let generation = store.generation();
-        let links = Links::new(config.node, Arc::clone(&config.connect), Arc::clone(&generation));
-        let ports = Ports::new(config.node, generation);
+        let links =
+            Links::new(config.node, Arc::clone(&config.connect), Arc::clone(&generation), config.state_versions);
+        let ports = Ports::new(config.node, generation, config.state_versions);
         Ok(Self::of(config, Arc::new(store), links, ports))
     }
 
@@ -85,7 +86,7 @@ impl Host {
     pub fn simulated(config: HostConfig, disk: &crate::sim::Disk, net: &crate::sim::Net) -> Result<Self, RaftError> {
         config.check()?;
         let store = Arc::new(Store::simulated(&config, disk));
-        let ports = Ports::new(config.node, store.generation());
+        let ports = Ports::new(config.node, store.generation(), config.state_versions);
         let links = Links::simulated(Arc::clone(&config.connect), net.clone(), Arc::clone(&ports));
         net.join(Arc::clone(&ports));
         Ok(Self::of(config, store, links, ports))

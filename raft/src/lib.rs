@@ -33,6 +33,7 @@ mod store;
 mod succession;
 mod transport;
 mod types;
+mod versions;
 
 pub use config::{Connect, DiskSync, Fdatasync, HostConfig, Timing};
 pub use error::{LeaderHint, ProposeError, RaftError, ReadError};
@@ -44,3 +45,4 @@ pub use metrics::describe_metrics;
 pub use offline::{FoundEntry, FoundGroup, FoundKind, FoundVote, Offline, Place, Seed, found};
 pub use status::{GroupStatus, Member, Role};
 pub use transport::service::{ProvedPeer, RaftService};
+pub use versions::Span;

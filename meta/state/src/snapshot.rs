@@ -11,7 +11,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 const MAGIC: [u8; 4] = *b"QRYS";
-/// Storage version of the snapshots that this build writes and reads.
+/// Storage version of the snapshots that this build writes and reads, and of the commands in entries: raised with either. Meta nodes tell it
+/// each other before they send any.
 pub const SNAPSHOT_VERSION: u16 = 5;
 /// SHA-256 over the canonical bytes of a state.
 pub type StateHash = [u8; 32];

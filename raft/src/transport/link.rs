@@ -20,6 +20,7 @@ use crate::config::Connect;
 use crate::generation::FIRST;
 use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
+use crate::versions::Span;
 
 /// How long dialling and saying hello may take.
 const HELLO_DEADLINE: Duration = Duration::from_secs(3);
@@ -95,6 +96,7 @@ impl Link {
 pub(crate) struct Links {
     node: RaftNodeId,
     generation: Arc<Generation>,
+    state: Span,
     connect: Connect,
     links: Mutex<HashMap<RaftNodeId, Link>>,
     closed: watch::Sender<bool>,
@@ -106,10 +108,11 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn new(node: RaftNodeId, connect: Connect, generation: Arc<Generation>) -> Arc<Self> {
+    pub(crate) fn new(node: RaftNodeId, connect: Connect, generation: Arc<Generation>, state: Span) -> Arc<Self> {
         Arc::new(Self {
             node,
             generation,
+            state,
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
@@ -124,6 +127,7 @@ impl Links {
         Arc::new(Self {
             node: own.node,
             generation: Generation::of_memory(FIRST),
+            state: Span::only(1),
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
@@ -144,6 +148,11 @@ impl Links {
     /// The generation that this node's groups are in.
     pub(crate) fn generation(&self) -> u32 {
         self.generation.get()
+    }
+
+    /// The versions of states and entries that this build knows.
+    pub(crate) fn state(&self) -> Span {
+        self.state
     }
 
     /// Peers that said lately that they want no leadership.
@@ -171,6 +180,7 @@ impl Links {
         let driver = Driver {
             node: self.node,
             generation: Arc::clone(&self.generation),
+            state: self.state,
             peer,
             addr: addr.to_owned(),
             connect: Arc::clone(&self.connect),
@@ -225,6 +235,7 @@ fn endpoint(addr: &str) -> Result<transport::Endpoint, transport::Error> {
 struct Driver {
     node: RaftNodeId,
     generation: Arc<Generation>,
+    state: Span,
     peer: RaftNodeId,
     addr: String,
     connect: Connect,
@@ -276,8 +287,14 @@ impl Driver {
 
     async fn dial(&self) -> Result<(mpsc::Sender<pb::ToPeer>, Streaming<pb::FromPeer>), LinkError> {
         let unreachable = |error: &dyn std::fmt::Display| LinkError::Unreachable(error.to_string());
-        let hello =
-            pb::Hello { protocol: PROTOCOL, from: self.node.0, to: self.peer.0, generation: self.generation.get() };
+        let hello = pb::Hello {
+            protocol: PROTOCOL.until - 1,
+            protocol_since: PROTOCOL.since,
+            state: Some(self.state.into()),
+            from: self.node.0,
+            to: self.peer.0,
+            generation: self.generation.get(),
+        };
         let (out, messages) = mpsc::channel(8);
         out.try_send(pb::ToPeer { hello: Some(hello), calls: Vec::new() }).map_err(|error| unreachable(&error))?;
         let opened = async {
@@ -289,7 +306,7 @@ impl Driver {
             let first = answers.message().await.map_err(|status| unreachable(&status))?;
             match first {
                 Some(pb::FromPeer { welcome: Some(welcome), draining, .. })
-                    if welcome.protocol == PROTOCOL && welcome.node == self.peer.0 =>
+                    if PROTOCOL.common(Span::only(welcome.protocol)).is_some() && welcome.node == self.peer.0 =>
                 {
                     self.hear(draining);
                     Ok(answers)

@@ -18,14 +18,15 @@ use serde::de::DeserializeOwned;
 
 use crate::store::snapshot::{SnapshotFile, Snapshots};
 use crate::types::Vote;
+use crate::versions::Span;
 
 #[expect(unreachable_pub, unused_qualifications, unnameable_types, clippy::allow_attributes, reason = "generated")]
 pub(crate) mod pb {
     tonic::include_proto!("quarry.raft.v1");
 }
 
-/// The version of what is said between nodes, checked when a link opens.
-pub(crate) const PROTOCOL: u32 = 2;
+/// The versions of what is said between nodes, of which two that open a link need one in common.
+pub(crate) const PROTOCOL: Span = Span::only(2);
 
 /// The longest message of a link; what is put together for one stays under half of it.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -83,19 +84,38 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
 
 impl pb::Refusal {
     pub(crate) fn new(reason: pb::Reason) -> Self {
-        Self { reason: reason.into(), expected: 0, found: 0 }
+        Self { reason: reason.into(), ..Self::default() }
     }
 
     pub(crate) fn mismatch(reason: pb::Reason, expected: u64, found: u64) -> Self {
-        Self { reason: reason.into(), expected, found }
+        Self { reason: reason.into(), expected, found, ..Self::default() }
+    }
+
+    fn versions(reason: pb::Reason, expected: Span, found: Span) -> Self {
+        Self {
+            reason: reason.into(),
+            expected: expected.until.saturating_sub(1).into(),
+            found: found.until.saturating_sub(1).into(),
+            expected_since: expected.since.into(),
+            found_since: found.since.into(),
+        }
     }
 
     pub(crate) fn explain(&self) -> String {
         let Self { expected, found, .. } = self;
+        // Builds from before there were spans name the newest alone.
+        let span = |since: u64, newest: &u64| {
+            let since = if since == 0 { *newest } else { since };
+            if since == *newest { newest.to_string() } else { format!("{since} to {newest}") }
+        };
+        let (theirs, ours) = (span(self.expected_since, expected), span(self.found_since, found));
         match self.reason() {
-            pb::Reason::Protocol => {
-                format!("the peer speaks raft protocol {expected}, this node {found}: run one version on all nodes")
-            }
+            pb::Reason::Protocol => format!(
+                "the peer speaks raft protocol {theirs}, this node {ours}: run a build on both that knows a version of the other's"
+            ),
+            pb::Reason::State => format!(
+                "the peer keeps states of version {theirs}, this node {ours}: run a build on both that knows a version of the other's"
+            ),
             pb::Reason::WrongNode => {
                 format!("node {expected} answers at this address, node {found} was meant: correct the member's address")
             }
@@ -112,5 +132,48 @@ impl pb::Refusal {
             pb::Reason::Damaged => "the snapshot was damaged on its way".to_owned(),
             pb::Reason::Unspecified => "the peer refused without a reason".to_owned(),
         }
+    }
+}
+
+/// What a caller says of itself before anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Caller {
+    protocol: Span,
+    /// `None` from builds that do not say.
+    state: Option<Span>,
+    from: u64,
+    to: u64,
+    generation: u32,
+}
+
+/// The span from an oldest version, which builds that know one alone leave out, to the newest.
+fn protocol(since: u32, newest: u32) -> Span {
+    Span { since: if since == 0 { newest } else { since }, until: newest.saturating_add(1) }
+}
+
+impl From<&pb::Hello> for Caller {
+    fn from(hello: &pb::Hello) -> Self {
+        let pb::Hello { protocol: newest, from, to, protocol_since, state, generation } = *hello;
+        Self { protocol: protocol(protocol_since, newest), state: state.map(Into::into), from, to, generation }
+    }
+}
+
+impl From<&pb::SnapshotStart> for Caller {
+    fn from(start: &pb::SnapshotStart) -> Self {
+        let protocol = protocol(start.protocol_since, start.protocol);
+        let state = start.state.map(Into::into);
+        Self { protocol, state, from: start.from, to: start.to, generation: start.generation }
+    }
+}
+
+impl From<pb::Span> for Span {
+    fn from(pb::Span { since, until }: pb::Span) -> Self {
+        Self { since, until }
+    }
+}
+
+impl From<Span> for pb::Span {
+    fn from(Span { since, until }: Span) -> Self {
+        Self { since, until }
     }
 }

@@ -17,9 +17,10 @@ use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::pb::peer_server::{Peer, PeerServer};
-use super::{BATCH, MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, at_once, gather, pb, snapshots};
+use super::{BATCH, Caller, MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, at_once, gather, pb, snapshots};
 use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
+use crate::versions::Span;
 
 /// How long a caller may take to say who it is.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -30,6 +31,8 @@ const SLOT_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) struct Ports {
     pub(crate) node: RaftNodeId,
     generation: Arc<Generation>,
+    /// The versions of states and entries that this build knows.
+    state: Span,
     groups: RwLock<BTreeMap<GroupId, Arc<dyn Port>>>,
     closed: watch::Sender<bool>,
     /// Whether this node wants no leadership: every message to a peer says so.
@@ -37,9 +40,9 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    pub(crate) fn new(node: RaftNodeId, generation: Arc<Generation>) -> Arc<Self> {
+    pub(crate) fn new(node: RaftNodeId, generation: Arc<Generation>, state: Span) -> Arc<Self> {
         let (groups, closed) = (RwLock::new(BTreeMap::new()), watch::Sender::new(false));
-        Arc::new(Self { node, generation, groups, closed, draining: AtomicBool::new(false) })
+        Arc::new(Self { node, generation, state, groups, closed, draining: AtomicBool::new(false) })
     }
 
     pub(crate) fn set_draining(&self, draining: bool) {
@@ -83,30 +86,29 @@ impl Ports {
         self.groups.read().get(&group).cloned()
     }
 
-    fn check(
-        &self,
-        protocol: u32,
-        from: u64,
-        proved: Option<ProvedPeer>,
-        to: u64,
-        generation: u32,
-    ) -> Result<(), pb::Refusal> {
-        if protocol != PROTOCOL {
-            return Err(pb::Refusal::mismatch(pb::Reason::Protocol, PROTOCOL.into(), protocol.into()));
-        }
+    /// Whether this caller is to be answered; in which protocol version.
+    fn check(&self, caller: Caller, proved: Option<ProvedPeer>) -> Result<u32, pb::Refusal> {
+        let Some(spoken) = PROTOCOL.common(caller.protocol) else {
+            return Err(pb::Refusal::versions(pb::Reason::Protocol, PROTOCOL, caller.protocol));
+        };
         if let Some(ProvedPeer(proved)) = proved
-            && proved.0 != from
+            && proved.0 != caller.from
         {
-            return Err(pb::Refusal::mismatch(pb::Reason::WrongCaller, proved.0, from));
+            return Err(pb::Refusal::mismatch(pb::Reason::WrongCaller, proved.0, caller.from));
         }
-        if to != self.node.0 {
-            return Err(pb::Refusal::mismatch(pb::Reason::WrongNode, self.node.0, to));
+        if caller.to != self.node.0 {
+            return Err(pb::Refusal::mismatch(pb::Reason::WrongNode, self.node.0, caller.to));
         }
-        if !self.generation.accepts(generation, || self.is_blank()) {
+        if let Some(state) = caller.state
+            && self.state.common(state).is_none()
+        {
+            return Err(pb::Refusal::versions(pb::Reason::State, self.state, state));
+        }
+        if !self.generation.accepts(caller.generation, || self.is_blank()) {
             let own = self.generation.get();
-            return Err(pb::Refusal::mismatch(pb::Reason::Generation, own.into(), generation.into()));
+            return Err(pb::Refusal::mismatch(pb::Reason::Generation, own.into(), caller.generation.into()));
         }
-        Ok(())
+        Ok(spoken)
     }
 
     /// Whether this node hosts groups, and none of them was ever formed.
@@ -174,7 +176,7 @@ impl PeerService {
 
     /// The group that a snapshot is for.
     fn port(&self, start: &pb::SnapshotStart, proved: Option<ProvedPeer>) -> Result<Arc<dyn Port>, pb::Refusal> {
-        self.ports.check(start.protocol, start.from, proved, start.to, start.generation)?;
+        self.ports.check(start.into(), proved)?;
         self.ports.get(GroupId(start.group)).ok_or_else(|| pb::Refusal::new(pb::Reason::NoSuchGroup))
     }
 }
@@ -247,9 +249,9 @@ async fn serve(
     let Ok(Ok(Some(pb::ToPeer { hello: Some(hello), .. }))) = timeout(HELLO_DEADLINE, inbound.message()).await else {
         return;
     };
-    let greeting = match ports.check(hello.protocol, hello.from, proved, hello.to, hello.generation) {
-        Ok(()) => {
-            let welcome = pb::Welcome { protocol: PROTOCOL, node: ports.node.0 };
+    let greeting = match ports.check((&hello).into(), proved) {
+        Ok(protocol) => {
+            let welcome = pb::Welcome { protocol, node: ports.node.0 };
             pb::FromPeer { welcome: Some(welcome), draining: ports.is_draining(), ..Default::default() }
         }
         Err(refusal) => pb::FromPeer { refusal: Some(refusal), ..Default::default() },
@@ -329,35 +331,78 @@ mod tests {
     use crate::store::snapshot::{SnapshotFile, Snapshots};
     use crate::types::Vote;
 
+    const STATE: Span = Span { since: 3, until: 6 };
+
     fn ports() -> Arc<Ports> {
-        Ports::new(RaftNodeId(3), Generation::of_memory(1))
+        Ports::new(RaftNodeId(3), Generation::of_memory(1), STATE)
+    }
+
+    fn caller() -> Caller {
+        Caller { protocol: PROTOCOL, state: Some(STATE), from: 1, to: 3, generation: 1 }
     }
 
     #[test]
-    fn a_caller_of_another_protocol_or_for_another_node_is_refused_with_both_sides_named() {
+    fn a_caller_is_answered_in_the_newest_version_that_both_speak_and_refused_with_both_sides_named_if_there_is_none() {
+        let (ports, newest) = (ports(), PROTOCOL.until - 1);
+        let speaking = |since, until| ports.check(Caller { protocol: Span { since, until }, ..caller() }, None);
+        assert_eq!(speaking(newest, newest + 1), Ok(newest));
+        assert_eq!(speaking(newest, newest + 9), Ok(newest));
+        let other = speaking(newest + 1, newest + 3).unwrap_err();
+        assert_eq!(
+            (other.reason(), other.expected, other.found),
+            (pb::Reason::Protocol, newest.into(), u64::from(newest) + 2)
+        );
+        let text = format!("protocol {PROTOCOL}, this node {} to {}", newest + 1, newest + 2);
+        assert!(other.explain().contains(&text), "{}", other.explain());
+    }
+
+    #[test]
+    fn a_caller_whose_states_this_build_cannot_read_is_refused_before_it_sends_one() {
         let ports = ports();
-        assert_eq!(ports.check(PROTOCOL, 1, None, 3, 1), Ok(()));
-        let other = ports.check(PROTOCOL + 1, 1, None, 3, 1).unwrap_err();
-        let (ours, theirs) = (u64::from(PROTOCOL), u64::from(PROTOCOL) + 1);
-        assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::Protocol, ours, theirs));
-        assert!(other.explain().contains(&format!("protocol {ours}, this node {theirs}")), "{}", other.explain());
-        let other = ports.check(PROTOCOL, 1, None, 4, 1).unwrap_err();
+        let keeping = |state| ports.check(Caller { state, ..caller() }, None);
+        for known in [None, Some(Span::only(3)), Some(Span::only(5)), Some(Span { since: 5, until: 8 })] {
+            assert!(keeping(known).is_ok(), "{known:?}");
+        }
+        for (unknown, text) in [
+            (Span::only(2), "version 3 to 5, this node 2:"),
+            (Span { since: 6, until: 8 }, "3 to 5, this node 6 to 7:"),
+        ] {
+            let refusal = keeping(Some(unknown)).unwrap_err();
+            assert_eq!(refusal.reason(), pb::Reason::State);
+            assert!(refusal.explain().contains(text), "{}", refusal.explain());
+        }
+    }
+
+    #[test]
+    fn builds_that_name_one_version_and_no_state_are_understood() {
+        let newest = PROTOCOL.until - 1;
+        let hello = pb::Hello { protocol: newest, from: 1, to: 3, generation: 1, ..Default::default() };
+        assert_eq!(ports().check((&hello).into(), None), Ok(newest));
+        let nothing = pb::Hello { from: 1, to: 3, generation: 1, ..Default::default() };
+        assert_eq!(ports().check((&nothing).into(), None).unwrap_err().reason(), pb::Reason::Protocol);
+        let start = pb::SnapshotStart { protocol: newest, from: 1, to: 3, generation: 1, ..Default::default() };
+        assert_eq!(Caller::from(&start), Caller::from(&hello));
+    }
+
+    #[test]
+    fn a_caller_for_another_node_is_refused_with_both_sides_named() {
+        let other = ports().check(Caller { to: 4, ..caller() }, None).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongNode, 3, 4));
     }
 
     #[test]
     fn a_caller_that_proved_to_be_one_node_cannot_speak_as_another() {
         let (ports, proved) = (ports(), Some(ProvedPeer(RaftNodeId(1))));
-        assert_eq!(ports.check(PROTOCOL, 1, proved, 3, 1), Ok(()));
-        let other = ports.check(PROTOCOL, 2, proved, 3, 1).unwrap_err();
+        assert!(ports.check(caller(), proved).is_ok());
+        let other = ports.check(Caller { from: 2, ..caller() }, proved).unwrap_err();
         assert_eq!((other.reason(), other.expected, other.found), (pb::Reason::WrongCaller, 1, 2));
     }
 
     #[test]
     fn a_caller_of_another_generation_is_refused_with_both_sides_named() {
         for (own, found) in [(1, 2), (2, 1)] {
-            let ports = Ports::new(RaftNodeId(3), Generation::of_memory(own));
-            let other = ports.check(PROTOCOL, 1, None, 3, found).unwrap_err();
+            let ports = Ports::new(RaftNodeId(3), Generation::of_memory(own), STATE);
+            let other = ports.check(Caller { generation: found, ..caller() }, None).unwrap_err();
             assert_eq!(
                 (other.reason(), other.expected, other.found),
                 (pb::Reason::Generation, own.into(), found.into())

@@ -57,7 +57,9 @@ pub(super) async fn send(
     }
     let which = snapshot.identity();
     let start = pb::SnapshotStart {
-        protocol: PROTOCOL,
+        protocol: PROTOCOL.until - 1,
+        protocol_since: PROTOCOL.since,
+        state: Some(to.links.state().into()),
         from: to.links.node().0,
         to: to.peer.0,
         generation: to.links.generation(),
