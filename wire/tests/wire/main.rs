@@ -1,5 +1,6 @@
-//! The signed statements: what is believed, and what is not.
+//! The signed statements: what is believed, and what is not. Recorded bytes: what stays readable.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod recorded;
 mod statements;

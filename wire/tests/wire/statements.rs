@@ -17,20 +17,20 @@ use quarry_wire::{
 };
 use std::time::Duration;
 
-const CLUSTER: ClusterUuid = ClusterUuid([1; 16]);
-const META: NodeId = NodeId(1);
-const DATA: NodeId = NodeId(11);
-const GENERATION: Generation = Generation(3);
-const META_SERIAL: CertificateSerial = CertificateSerial(100);
-const DATA_SERIAL: CertificateSerial = CertificateSerial(101);
+pub(crate) const CLUSTER: ClusterUuid = ClusterUuid([1; 16]);
+pub(crate) const META: NodeId = NodeId(1);
+pub(crate) const DATA: NodeId = NodeId(11);
+pub(crate) const GENERATION: Generation = Generation(3);
+pub(crate) const META_SERIAL: CertificateSerial = CertificateSerial(100);
+pub(crate) const DATA_SERIAL: CertificateSerial = CertificateSerial(101);
 
-fn key(n: u8) -> SecretKey {
+pub(crate) fn key(n: u8) -> SecretKey {
     SecretKey::from_seed(&[n; 32])
 }
 fn root() -> SecretKey {
     key(1)
 }
-fn certificate(serial: CertificateSerial, node: NodeId, role: Role, of: &SecretKey) -> Signed<Certificate> {
+pub(crate) fn certificate(serial: CertificateSerial, node: NodeId, role: Role, of: &SecretKey) -> Signed<Certificate> {
     root().sign_as_root(CLUSTER, Certificate { serial, node, role, key: of.public() })
 }
 /// A keyring that knows a meta node (key 2) and a data node (key 3).
@@ -41,7 +41,7 @@ fn keyring() -> Keyring {
     ring.admit(&certificate(DATA_SERIAL, DATA, Role::DataNode, &key(3))).unwrap();
     ring
 }
-fn grant() -> Grant {
+pub(crate) fn grant() -> Grant {
     let holder = |node| GrantHolder {
         region: RegionId { node: NodeId(node), index: RegionIndex(0) },
         incarnation: Incarnation::new(GENERATION, 7),
@@ -63,7 +63,7 @@ fn grant() -> Grant {
         holders: vec![holder(11), holder(12)],
     }
 }
-fn record() -> RegionRecord {
+pub(crate) fn record() -> RegionRecord {
     RegionRecord {
         region: RegionId { node: DATA, index: RegionIndex(0) },
         incarnation: Incarnation::new(GENERATION, 7),
@@ -91,7 +91,7 @@ fn attestation(slot: u32) -> Attestation {
         placement: Placement::Resident(Offset(4096)),
     }
 }
-fn batch() -> (Vec<Attestation>, AttestationBatch) {
+pub(crate) fn batch() -> (Vec<Attestation>, AttestationBatch) {
     let attestations: Vec<_> = (0..5).map(attestation).collect();
     let leaves: Vec<_> = attestations.iter().map(Attestation::leaf).collect();
     (attestations, AttestationBatch::of(DATA, &leaves))
