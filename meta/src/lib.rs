@@ -57,3 +57,4 @@ pub use error::MetaError;
 pub use metrics::describe_metrics;
 pub use node::MetaNode;
 pub use probe::MetaProbe;
+pub use quarry_meta_state::map::RegionMap;

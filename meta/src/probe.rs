@@ -2,9 +2,10 @@
 
 use crate::{core::Core, metrics, service::status};
 use parking_lot::Mutex;
+use quarry_meta_state::map::{Maps, RegionMap};
 use quarry_proto::v1;
 use quarry_raft::Role;
-use quarry_wire::ids::NodeId;
+use quarry_wire::ids::{NodeId, RegionId};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
@@ -66,6 +67,16 @@ impl MetaProbe {
     #[must_use]
     pub fn status(&self) -> v1::StatusReply {
         status(&self.core)
+    }
+
+    /// What the memory of data nodes is used for, in at most `cells` cells each, as far as this node has applied.
+    #[must_use]
+    pub fn maps(&self, cells: u32) -> BTreeMap<RegionId, RegionMap> {
+        let mut maps = self.core.directory.read(|directory| Maps::new(directory, cells));
+        for shard in self.core.shards.iter() {
+            shard.hosted.read(|state| maps.add(state));
+        }
+        maps.finish()
     }
 
     /// Sets the gauges that tell where the node stands. To be called before its metrics are shown.

@@ -13,6 +13,7 @@ pub mod directory;
 pub mod entry;
 mod invariant;
 pub mod lending;
+pub mod map;
 mod requests;
 pub mod shard;
 mod snapshot;

@@ -4,7 +4,10 @@ use super::{
     BatchRef, Shard, SpaceOf, ValueRef,
     grants::{Slab, Slot},
 };
-use crate::directory::{Namespace, RegionState};
+use crate::{
+    directory::{Namespace, RegionState},
+    map::Use,
+};
 use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Descriptor, Placement},
     frame::FrameKind,
@@ -256,6 +259,27 @@ impl Shard {
             }
         }
         (copies, last)
+    }
+
+    /// Tells what each byte of the extents held is used for: region, start, bytes, use. Walks over all slots, like [`Shard::space`].
+    pub(crate) fn each_use(&self, tell: &mut impl FnMut(RegionId, u64, u64, Use)) {
+        for (extent, held) in &self.extents {
+            held.free.iter().for_each(|(start, bytes)| tell(extent.region, start, bytes, Use::Free));
+            held.resting.iter().for_each(|(start, rest)| tell(extent.region, *start, rest.bytes, Use::Resting));
+        }
+        for slab in self.slabs.values() {
+            let bytes = u64::from(slab.grant.slot_size.0);
+            for (holder, slots) in slab.grant.holders.iter().zip(&slab.slots) {
+                for (start, slot) in (0u64..).map(|slot| holder.base.0 + slot * bytes).zip(slots) {
+                    match slot {
+                        Slot::Granted => tell(holder.region, start, bytes, Use::Granted),
+                        Slot::Committed { .. } => tell(holder.region, start, bytes, Use::Committed),
+                        Slot::Pinned { .. } => tell(holder.region, start, bytes, Use::Pinned),
+                        Slot::Gone => {}
+                    }
+                }
+            }
+        }
     }
 
     /// How the memory lent to this shard is used. Walks over all slots: for metrics, not for every call.

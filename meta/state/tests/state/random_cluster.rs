@@ -8,7 +8,8 @@ use proptest::{collection::vec, prelude::*};
 use quarry_meta_state::{
     Directory, Entry, RequestId, Shard,
     directory::{DirectoryCommand, DirectoryOutcome, FeedSlice, Policy},
-    lending::{Holdings, ledger},
+    lending::{Account, Holdings, ledger},
+    map::{Maps, Use},
     shard::{Attested, CommitEntry, Covers, GrantRequest, Mode, Publish, Settings, ShardCommand, ShardOutcome},
 };
 use quarry_wire::{
@@ -144,7 +145,26 @@ impl World {
     }
     /// *Nothing leaks*, over the directory and both shards.
     fn count(&self) {
-        ledger(&self.directory, &[&self.shards[0], &self.shards[1]]).unwrap_or_else(|broken| panic!("{broken}"));
+        let accounts = ledger(&self.directory, &[&self.shards[0], &self.shards[1]]);
+        let accounts = accounts.unwrap_or_else(|broken| panic!("{broken}"));
+        // The map is drawn another way and finds the same.
+        let mut maps = Maps::new(&self.directory, 7);
+        self.shards
+            .iter()
+            .filter(|shard| shard.generation() == self.directory.generation())
+            .for_each(|shard| maps.add(shard));
+        for (region, map) in maps.finish() {
+            let drawn = Account {
+                total: map.bytes,
+                unlent: map.total(Use::Unlent),
+                in_transit: map.total(Use::Transit),
+                free: map.total(Use::Free),
+                granted: map.total(Use::Granted),
+                committed: map.total(Use::Committed) + map.total(Use::Pinned),
+                quarantined: map.total(Use::Resting),
+            };
+            assert_eq!(drawn, accounts[&region], "{region}: {}", map.letters());
+        }
     }
     fn pull(&mut self, index: usize, max: usize) {
         let slice = self.directory.feed_since(self.shards[index].feed_position(), max);

@@ -17,6 +17,9 @@ const FRESH: Duration = Duration::from_secs(1);
 /// How long a meta node may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Cells in which the memory of one region is drawn.
+const CELLS: u32 = 512;
+
 /// What was gathered last.
 #[derive(Default)]
 pub(crate) struct Gathered(Mutex<Option<(Instant, Arc<str>)>>);
@@ -69,7 +72,7 @@ async fn gather(probe: &MetaProbe, trust: &Trust, metrics: impl Fn() -> String) 
         let counters = counted.await.expect("reading counters does not panic");
         all.push(Heard { node, address, status, counters });
     }
-    view::cluster(&own, &all)
+    view::cluster(&own, &all, &probe.maps(CELLS))
 }
 
 /// The metrics of a meta node, if it is that node that shows them: an admin port that listens on its own host alone is somebody else's here.

@@ -12,6 +12,7 @@ const STATES = [
   ["resting", "resting"], ["free", "free"],
   ["transit", "on its way to a shard or back"], ["unlent", "not lent"],
 ];
+const MAP_COLUMNS = 128;
 const RATES = [
   ["calls", "calls", "/s", count], ["commits", "commits", "/s", count], ["grants", "grants", "/s", count],
   ["refusals", "refusals", "/s", count], ["evicted_values", "evictions", "values/s", count], ["evicted_bytes", "evicted", "/s", bytes],
@@ -73,6 +74,25 @@ function bar(space, total, small) {
   drawn.title = said;
   drawn.setAttribute("role", "img");
   drawn.setAttribute("aria-label", said);
+  return drawn;
+}
+
+// What lies where in a region: cells in the order of addresses, line by line.
+function map(found) {
+  const drawn = element("canvas", null, "map");
+  const cells = found.cells;
+  drawn.width = Math.min(MAP_COLUMNS, cells.length);
+  drawn.height = Math.ceil(cells.length / MAP_COLUMNS);
+  const pen = drawn.getContext("2d");
+  // A cell is the first letter of its state.
+  const colour = new Map(STATES.map(([state]) => [state[0], getComputedStyle(document.querySelector("#legend ." + state)).backgroundColor]));
+  for (let at = 0; at < cells.length; at += 1) {
+    pen.fillStyle = colour.get(cells[at]);
+    pen.fillRect(at % MAP_COLUMNS, Math.floor(at / MAP_COLUMNS), 1, 1);
+  }
+  drawn.title = "each cell shows what most of its " + bytes(found.cell_bytes) + " are, in the order of addresses";
+  drawn.setAttribute("role", "img");
+  drawn.setAttribute("aria-label", "map of the region, " + cells.length + " cells of " + bytes(found.cell_bytes));
   return drawn;
 }
 
@@ -139,6 +159,11 @@ function drawMemory(cluster) {
       name.title = "region " + region.index + ", incarnation " + region.incarnation;
       row.append(name, bar(region.space, region.bytes, false), element("span", bytes(region.bytes), "size"));
       box.append(row);
+      if (region.map) {
+        const below = element("div", null, "region");
+        below.append(element("span"), map(region.map), element("span", bytes(region.map.cell_bytes) + " each", "size"));
+        box.append(below);
+      }
     }
     return box;
   });

@@ -4,6 +4,7 @@
 //! a data node's silence the directory leader's. Counters are sums of `/metrics` as they are; the page makes rates of them.
 
 use quarry::{admin, scrape::Scrape};
+use quarry_meta::RegionMap;
 use quarry_proto::v1;
 use quarry_wire::ids::{NodeId, RegionId};
 use serde_json::{Value, json};
@@ -17,8 +18,8 @@ pub(super) struct Heard {
     pub(super) counters: Result<Scrape, String>,
 }
 
-/// The whole cluster, as `own` and the others told it.
-pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard]) -> Value {
+/// The whole cluster, as `own` and the others told it, and the memory as this node has it.
+pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard], maps: &BTreeMap<RegionId, RegionMap>) -> Value {
     let mut told: Vec<&v1::StatusReply> = heard.iter().filter_map(|it| it.status.as_ref().ok()).collect();
     if told.is_empty() {
         told.push(own);
@@ -41,7 +42,7 @@ pub(super) fn cluster(own: &v1::StatusReply, heard: &[Heard]) -> Value {
         "groups": groups.iter().map(|group| of_group(&told, heard, *group)).collect::<Value>(),
         "metas": heard.iter().map(of_meta).collect::<Value>(),
         "shards": shards.iter().map(of_shard).collect::<Value>(),
-        "data_nodes": judge.data_nodes.iter().map(|node| of_data_node(node, &judge.space, &shards)).collect::<Value>(),
+        "data_nodes": judge.data_nodes.iter().map(|node| of_data_node(node, &judge.space, &shards, maps)).collect::<Value>(),
     })
 }
 
@@ -182,7 +183,12 @@ fn of_space<'a>(rows: impl Iterator<Item = &'a v1::SpaceStatus> + Clone) -> Valu
     })
 }
 
-fn of_data_node(node: &v1::DataNodeStatus, told: &[v1::SpaceStatus], shards: &[Shard<'_>]) -> Value {
+fn of_data_node(
+    node: &v1::DataNodeStatus,
+    told: &[v1::SpaceStatus],
+    shards: &[Shard<'_>],
+    maps: &BTreeMap<RegionId, RegionMap>,
+) -> Value {
     let region = |life: &v1::RegionLife| {
         let region: RegionId = life.region.unwrap_or_default().into();
         let incarnation = life.incarnation.unwrap_or_default();
@@ -201,6 +207,7 @@ fn of_data_node(node: &v1::DataNodeStatus, told: &[v1::SpaceStatus], shards: &[S
             "incarnation": format!("{}.{}", incarnation.generation, incarnation.number),
             "bytes": total,
             "space": space,
+            "map": maps.get(&region).map(|map| json!({ "cell_bytes": map.cell_bytes, "cells": map.letters() })),
         })
     };
     json!({
@@ -300,7 +307,7 @@ mod tests {
             heard(Ok(reply(2, "leader", 7, 100, 40, 4 * MIB)), 2, ""),
             heard(Err("no answer within 1s"), 3, ""),
         ];
-        let page = cluster(&own, &all);
+        let page = cluster(&own, &all, &BTreeMap::new());
         let shard = &page["groups"][1];
         assert_eq!(
             (&shard["leader"], &shard["term"], &shard["committed"]),
@@ -324,7 +331,7 @@ mod tests {
     fn without_a_leader_whoever_applied_most_tells_of_the_space() {
         let own = reply(1, "follower", 7, 90, 5, MIB);
         let all = [heard(Ok(own.clone()), 1, ""), heard(Ok(reply(2, "candidate", 8, 95, 5, 2 * MIB)), 2, "")];
-        let page = cluster(&own, &all);
+        let page = cluster(&own, &all, &BTreeMap::new());
         assert_eq!(page["groups"][0]["leader"], Value::Null);
         let shard = &page["shards"][0];
         assert_eq!(
@@ -337,14 +344,14 @@ mod tests {
     fn a_leader_that_only_itself_takes_for_one_leads_nothing() {
         let alone = reply(2, "leader", 7, 100, 40, MIB);
         let all = [heard(Err("no route"), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
-        let page = cluster(&alone, &all);
+        let page = cluster(&alone, &all, &BTreeMap::new());
         assert_eq!((&page["groups"][1]["leader"], &page["shards"][0]["leads"]), (&Value::Null, &false.into()));
         assert_eq!(page["groups"][1]["members"][1]["role"], "leader");
 
         // Nor does one of an earlier term, whom the others have left.
         let later = reply(1, "follower", 8, 100, 40, MIB);
         let all = [heard(Ok(later), 1, ""), heard(Ok(alone.clone()), 2, ""), heard(Err("no route"), 3, "")];
-        assert_eq!(cluster(&alone, &all)["groups"][1]["leader"], Value::Null);
+        assert_eq!(cluster(&alone, &all, &BTreeMap::new())["groups"][1]["leader"], Value::Null);
     }
 
     #[test]
@@ -362,7 +369,7 @@ mod tests {
             ],
             ..Default::default()
         });
-        let page = cluster(&own, &[heard(Ok(own.clone()), 2, "")]);
+        let page = cluster(&own, &[heard(Ok(own.clone()), 2, "")], &BTreeMap::new());
         assert_eq!(page["groups"][1]["leader"], 2);
         let change = &page["change"];
         assert_eq!((&change["comes"], &change["leaves"], &change["done"]), (&3.into(), &Value::Null, &1.into()));
@@ -373,7 +380,7 @@ mod tests {
     #[test]
     fn a_node_of_no_cluster_shows_itself() {
         let own = v1::StatusReply { node: 1, groups: vec![group(0, "learner", 0, 0)], ..Default::default() };
-        let page = cluster(&own, &[]);
+        let page = cluster(&own, &[], &BTreeMap::new());
         assert_eq!((&page["cluster"], &page["metas"]), (&"".into(), &json!([])));
         assert_eq!(page["groups"][0]["members"][0]["role"], "learner");
     }

@@ -188,7 +188,21 @@ async fn a_browser_shows_the_cluster_and_takes_nothing_for_markup() {
     let groups = browser.value("document.querySelectorAll('#groups tr').length - 1");
     assert_eq!(groups.as_u64(), Some(reply.groups.len() as u64));
     assert_eq!(browser.value("document.querySelectorAll('#memory .node').length"), 2);
-    assert_eq!(browser.value("document.querySelectorAll('#memory .region').length"), 4);
+    assert_eq!(browser.value("document.querySelectorAll('#memory .region .bar').length"), 4);
+    assert_eq!(browser.value("document.querySelectorAll('#memory .region canvas.map').length"), 4);
+    // What is on the map has the colours of the legend, and more than one of them.
+    let colours = "(() => { const seen = new Set(); \
+        const known = new Set([...document.querySelectorAll('#legend i')].map((it) => getComputedStyle(it).backgroundColor)); \
+        for (const map of document.querySelectorAll('canvas.map')) { \
+            const data = map.getContext('2d').getImageData(0, 0, map.width, Math.max(1, map.height - 1)).data; \
+            for (let at = 0; at < data.length; at += 4) seen.add('rgb(' + data[at] + ', ' + data[at + 1] + ', ' + data[at + 2] + ')'); } \
+        return [seen.size, [...seen].filter((it) => !known.has(it))]; })()";
+    eventually("the maps to show memory in use", || {
+        let seen = browser.value(colours);
+        assert_eq!(seen[1], json!([]), "colours that the legend does not know");
+        (seen[0].as_u64() >= Some(2)).then_some(())
+    })
+    .await;
     // Rates need two looks; a picture is worth a few more.
     let commits = "parseFloat(document.querySelectorAll('#rates .value')[1].textContent)";
     let looks = if kept.is_some() { 8 } else { 1 };

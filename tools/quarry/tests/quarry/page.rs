@@ -153,6 +153,10 @@ async fn the_page_shows_the_numbers_of_metrics_and_goes_on_without_a_leader() {
         let sum: u64 = space.values().filter_map(Value::as_u64).sum();
         assert_eq!((sum, region["bytes"].as_u64()), (16 << 20, Some(16 << 20)), "{node}");
         assert!(space["committed"].as_u64() > Some(0), "{node}");
+        let (cells, each) = (region["map"]["cells"].as_str().unwrap(), region["map"]["cell_bytes"].as_u64().unwrap());
+        assert_eq!(cells.len() as u64 * each, 16 << 20, "{node}");
+        // Six values of 10,000 bytes are more than half of each cell of 32 KiB that they fill.
+        assert!(cells.contains('c'), "{cells}");
     }
     let status = cluster.status().await;
     let Report::Meta(Ok(reply)) = &status[&any] else { panic!("{status:?}") };
