@@ -9,11 +9,13 @@
 #![warn(missing_docs)]
 #![deny(clippy::wildcard_enum_match_arm, clippy::float_arithmetic)]
 
+mod cow_arc;
 pub mod directory;
 pub mod entry;
 mod invariant;
 pub mod lending;
 pub mod map;
+mod ordered;
 mod requests;
 pub mod shard;
 mod snapshot;

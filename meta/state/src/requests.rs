@@ -4,9 +4,10 @@
 //! request whose stamp is not is stale and never executed again. So whatever may still be executed for the first time is remembered, and
 //! whatever is forgotten is refused: no request takes effect twice (*Idempotent commits*, *Linearizable*).
 
+use crate::ordered::Map;
 use quarry_wire::units::LogTime;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 /// Names one request: an applied stamp of the group that it is sent to, and 64 bits of the client's own randomness.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
@@ -52,12 +53,12 @@ pub enum RequestRefusal {
 /// Outcomes by request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Requests<O> {
-    outcomes: BTreeMap<RequestId, O>,
+    outcomes: Map<RequestId, Arc<O>>,
 }
 
 impl<O> Requests<O> {
-    pub(crate) const fn new() -> Self {
-        Self { outcomes: BTreeMap::new() }
+    pub(crate) fn new() -> Self {
+        Self { outcomes: Map::new() }
     }
 
     /// The outcome recorded for `id`; none if it may be executed now.
@@ -76,16 +77,13 @@ impl<O> Requests<O> {
     }
 
     pub(crate) fn record(&mut self, id: RequestId, outcome: O) {
-        self.outcomes.insert(id, outcome);
+        self.outcomes.insert(id, Arc::new(outcome));
     }
 
     /// Forgets whatever has become stale at `now`.
     pub(crate) fn forget(&mut self, now: LogTime, kept: Duration) {
-        while let Some(first) = self.outcomes.first_entry() {
-            if first.key().at.after(kept) > now {
-                break;
-            }
-            first.remove();
+        while self.next_deadline(kept).is_some_and(|due| due <= now) {
+            self.outcomes.pop_first();
         }
     }
 
@@ -95,6 +93,6 @@ impl<O> Requests<O> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&RequestId, &O)> {
-        self.outcomes.iter()
+        self.outcomes.iter().map(|(id, outcome)| (id, &**outcome))
     }
 }

@@ -100,7 +100,7 @@ impl Shard {
                     format!("grant {id} has a live slot in {} of {}", holder.incarnation, holder.region)
                 })?;
             }
-            for (slot, record) in &slab.records {
+            for (slot, record) in slab.records.iter() {
                 let states = slab.slots.iter().filter_map(|slots| slots.get(slot.0 as usize));
                 let mut states = states.copied();
                 let value = self.values.get(&(grant.namespace, record.key.clone()));
@@ -284,7 +284,7 @@ impl Shard {
                 })?;
                 continue;
             };
-            for (slot, record) in &old.records {
+            for (slot, record) in old.records.iter() {
                 Violation::unless(new.records.get(slot) == Some(record), Invariant::IdempotentCommits, || {
                     format!("the outcome of grant {id}, {slot} changed")
                 })?;
@@ -301,7 +301,7 @@ impl Shard {
     }
 
     fn rests(&self, extent: ExtentId, start: u64, bytes: u64, until: LogTime) -> bool {
-        let held = self.extents.get(&extent).and_then(|held| held.resting.range(..=start).next_back());
+        let held = self.extents.get(&extent).and_then(|held| held.resting.at_or_before(&start));
         held.is_some_and(|(from, rest)| from + rest.bytes >= start + bytes && rest.until >= until)
     }
 

@@ -10,20 +10,20 @@
 use super::{
     Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, Mode, Publish, Shard, ValueRef,
     grants::{Phase, Slab, Slot},
+    records::Record,
 };
+use crate::cow_arc::CowArc;
 use quarry_wire::{
     attestation::{Attestation, AttestationBatch, Placement},
-    frame::{FrameKind, header_bytes},
+    frame::header_bytes,
     grant::{Grant, GrantHolder, Purpose},
     ids::{CertificateSerial, Generation, GrantId, NodeId, Ordinal, SlotIndex},
-    key::Key,
     limits::COMMIT_ENTRIES_MAX,
     merkle::{self, Hash},
     signed::Signature,
-    version::Version,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 /// Names a signed batch in its shard; never used again. The same in all replicas.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -37,41 +37,9 @@ pub(super) struct Batch {
     pub(super) serial: CertificateSerial,
     pub(super) signature: Signature,
     pub(super) root: Hash,
-    pub(super) leaves: Vec<Hash>,
+    pub(super) leaves: Arc<[Hash]>,
     /// Copies under it; the batch goes with the last one.
     pub(super) live: u32,
-}
-
-/// What became of one slot of a grant.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Record {
-    pub(super) key: Key,
-    pub(super) version: Version,
-    pub(super) kind: FrameKind,
-    pub(super) payload_bytes: u64,
-    pub(super) payload_crc: u32,
-    pub(super) outcome: CommitOutcome,
-}
-
-impl Record {
-    fn of(entry: &CommitEntry, outcome: CommitOutcome) -> Self {
-        let CommitEntry { key, version, kind, payload_bytes, payload_crc, .. } = entry;
-        Self {
-            key: key.clone(),
-            version: *version,
-            kind: *kind,
-            payload_bytes: *payload_bytes,
-            payload_crc: *payload_crc,
-            outcome,
-        }
-    }
-    pub(super) fn is_same_frame(&self, entry: &CommitEntry) -> bool {
-        self.key == entry.key
-            && self.version == entry.version
-            && self.kind == entry.kind
-            && self.payload_bytes == entry.payload_bytes
-            && self.payload_crc == entry.payload_crc
-    }
 }
 
 /// What `holder` says of `entry` under `grant`; none if the slab has no such slot.
@@ -139,7 +107,7 @@ impl Shard {
 
     pub(super) fn publish(&mut self, publish: &Publish) -> Vec<CommitOutcome> {
         let id = publish.grant.sequence;
-        let known = |slab: &&Slab| slab.grant.id == publish.grant && slab.phase != Phase::Forgotten;
+        let known = |slab: &&CowArc<Slab>| slab.grant.id == publish.grant && slab.phase != Phase::Forgotten;
         if self.slabs.get(&id).filter(known).is_none() {
             let unknown = CommitRefusal::UnknownGrant { grant: publish.grant };
             return vec![Err(unknown); publish.entries.len()];
@@ -169,13 +137,14 @@ impl Shard {
             for (leaf, (entry, _)) in (0..).zip(&made) {
                 leaf_of[*entry] = Some(leaf);
             }
-            let leaves: Vec<Hash> = made.into_iter().map(|(_, hash)| hash).collect();
+            let leaves: Arc<[Hash]> = made.into_iter().map(|(_, hash)| hash).collect();
             self.batch_last += 1;
             let batch = BatchRef(self.batch_last);
             let Attested { node, generation, serial, signature, .. } = attested;
             let root = merkle::root(&leaves);
             let (node, generation, serial, signature) = (*node, *generation, *serial, *signature);
-            self.batches.insert(batch, Batch { node, generation, serial, signature, root, leaves, live: 1 });
+            let made = Batch { node, generation, serial, signature, root, leaves, live: 1 };
+            self.batches.insert(batch, CowArc::new(made));
             offers.push(Offer { holder, batch, leaf_of });
         }
         offers

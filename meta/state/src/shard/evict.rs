@@ -62,7 +62,7 @@ impl Shard {
 
 impl Slab {
     /// The values that are current with a copy here, by slot.
-    pub(super) fn values(&self) -> impl Iterator<Item = (SlotIndex, &super::commits::Record)> {
+    pub(super) fn values(&self) -> impl Iterator<Item = (SlotIndex, &super::records::Record)> {
         let committed = |slot: SlotIndex| {
             self.slots.iter().any(|slots| matches!(slots.get(slot.0 as usize), Some(Slot::Committed { .. })))
         };

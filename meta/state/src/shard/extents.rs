@@ -6,7 +6,7 @@
 
 use super::{
     DropRefusal, FeedRefusal, Shard,
-    grants::{Leave, Slab, Slot},
+    grants::{Leave, Row, Slab, Slot},
     quarantine::Deadline,
     space::Extent,
 };
@@ -173,7 +173,7 @@ impl Shard {
 
     pub(super) fn drop_value_without_copy(&mut self, id: Ordinal, slot: SlotIndex) {
         let slab = &self.slabs[&id];
-        let committed = |at: &Vec<Slot>| matches!(at.get(slot.0 as usize), Some(Slot::Committed { .. }));
+        let committed = |at: &Row| matches!(at.get(slot.0 as usize), Some(Slot::Committed { .. }));
         if slab.slots.iter().any(committed) {
             return;
         }

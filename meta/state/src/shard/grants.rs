@@ -12,9 +12,9 @@
 
 use super::{
     BatchRef, GrantRefusal, GrantRequest, MoveRequest, Proposed, RequestOutcome, SealRefusal, Shard, ValueRef,
-    commits::Record, quarantine::Deadline,
+    quarantine::Deadline, records::Records,
 };
-use crate::{directory::Policy, requests::RequestRefusal};
+use crate::{cow_arc::CowArc, directory::Policy, requests::RequestRefusal};
 use quarry_wire::{
     frame::header_bytes,
     grant::{Class, Grant, GrantHolder, Purpose},
@@ -48,6 +48,9 @@ impl Slot {
     }
 }
 
+/// The slots of one holder, in order.
+pub(super) type Row = CowArc<Vec<Slot>>;
+
 /// Where a grant is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Phase {
@@ -74,9 +77,9 @@ pub(super) struct Slab {
     /// Slots from here on take no frame; all slots until the grant is sealed.
     pub(super) fill: SlotCount,
     /// Per holder of the grant, in its order.
-    pub(super) slots: Vec<Vec<Slot>>,
+    pub(super) slots: Vec<Row>,
     /// What became of slots; when the grant is forgotten only those that are copies stay.
-    pub(super) records: BTreeMap<SlotIndex, Record>,
+    pub(super) records: CowArc<Records>,
 }
 
 impl Slab {
@@ -238,11 +241,12 @@ impl Shard {
         let id = grant.id.sequence;
         let expires_at = self.now.after(grant.ttl);
         *self.used.entry(grant.namespace).or_default() += grant.slab_bytes() * grant.holders.len() as u64;
-        self.writers.entry(grant.writer).or_default().insert(id);
+        self.writers.insert((grant.writer, id));
         self.deadlines.insert((expires_at, Deadline::Expire(id)));
-        let slots = vec![vec![Slot::Granted; grant.slots.0 as usize]; grant.holders.len()];
-        let (fill, records) = (grant.slots, BTreeMap::new());
-        self.slabs.insert(id, Slab { grant, expires_at, phase: Phase::Open, fill, slots, records });
+        let row = Row::new(vec![Slot::Granted; grant.slots.0 as usize]);
+        let slots = vec![row; grant.holders.len()];
+        let (fill, records) = (grant.slots, CowArc::new(Records::default()));
+        self.slabs.insert(id, CowArc::new(Slab { grant, expires_at, phase: Phase::Open, fill, slots, records }));
     }
 
     /// The policy of a slab's namespace, if there can be such a slab.
@@ -328,17 +332,13 @@ impl Shard {
     fn end(&mut self, id: Ordinal, phase: Phase, granted: Leave) {
         let slab = self.slabs.get_mut(&id).expect("only a grant that is there ends");
         slab.phase = phase;
+        slab.records.shrink();
         self.warm.ended(slab, self.now);
         let (expires_at, writer, slots, holders) =
             (slab.expires_at, slab.grant.writer, slab.grant.slots, slab.grant.holders.len());
         self.deadlines.remove(&(expires_at, Deadline::Expire(id)));
         self.deadlines.insert((self.now.after(self.settings.outcome_kept), Deadline::Forget(id)));
-        if let Some(open) = self.writers.get_mut(&writer) {
-            open.remove(&id);
-            if open.is_empty() {
-                self.writers.remove(&writer);
-            }
-        }
+        self.writers.remove(&(writer, id));
         for holder in 0..holders {
             let granted_at = |slot: &u32| self.slabs[&id].slot(holder, SlotIndex(*slot)) == Some(Slot::Granted);
             let slots: Vec<u32> = (0..slots.0).filter(granted_at).collect();
@@ -388,10 +388,10 @@ impl Shard {
     pub(super) fn forget(&mut self, id: Ordinal) {
         let slab = self.slabs.get_mut(&id).expect("a deadline to forget names a slab that is there");
         slab.phase = Phase::Forgotten;
-        let slots = &slab.slots;
+        let slots = slab.slots.clone();
         let copied =
             |slot: &SlotIndex| slots.iter().any(|at| at.get(slot.0 as usize).is_some_and(|state| state.is_copy()));
-        slab.records.retain(|slot, _| copied(slot));
+        slab.records.retain(copied);
         self.drop_if_empty(id);
     }
 

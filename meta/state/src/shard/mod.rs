@@ -10,6 +10,7 @@
 //! | `extents` | what the feed changes; wanting extents and giving them back | *Nothing leaks*, *Epochs only grow* |
 //! | `grants` | who may write which slots, until when | *Fresh space* |
 //! | `commits` | which slot is a key's current version | *No half-truth*, *Idempotent commits* |
+//! | `records` | nothing: they keep what became of slots | |
 //! | `moves` | values that their holders copy to another slab | *No wrong value*, *Leases hold* |
 //! | `evict` | which slabs go whole to make room | *Fresh space*, *Leases hold* |
 //! | `deletes` | removal of keys | *Linearizable* |
@@ -35,6 +36,7 @@ mod pins;
 pub mod plan;
 mod quarantine;
 mod read;
+mod records;
 mod refusal;
 mod resign;
 mod space;
@@ -42,7 +44,9 @@ mod victims;
 mod warm;
 
 use crate::{
+    cow_arc::CowArc,
     directory::{Labels, Namespace, RegionState},
+    ordered::{Map, Set},
     requests::Requests,
     snapshot::{self, Machine, SnapshotError, StateHash},
 };
@@ -129,7 +133,8 @@ enum RequestOutcome {
     Renew(PinTerm),
 }
 
-/// The state of a shard.
+/// The state of a shard. Cloning it costs nothing of note, however many values it has: whatever grows with them is shared, and copied piece by
+/// piece where one of the two changes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Shard {
     id: ShardId,
@@ -152,7 +157,7 @@ pub struct Shard {
     /// What data nodes share their fate with, those that say so.
     labels: BTreeMap<NodeId, Labels>,
     /// The extents held.
-    extents: BTreeMap<ExtentId, Extent>,
+    extents: Map<ExtentId, Extent>,
     /// The highest lend number ever seen, per extent.
     lends_seen: BTreeMap<ExtentId, LendNumber>,
     /// Given back, but the feed does not show it yet.
@@ -160,26 +165,26 @@ pub struct Shard {
     /// Nodes of which an extent is wanted, for a slot of so many bytes.
     wants: BTreeMap<NodeId, u64>,
     /// Slabs by the sequence of their grant; a slab stays while its outcomes are kept or a slot of it is committed.
-    slabs: BTreeMap<Ordinal, Slab>,
+    slabs: Map<Ordinal, CowArc<Slab>>,
     /// Signed batches, each while a slot is committed under it.
-    batches: BTreeMap<BatchRef, Batch>,
-    values: BTreeMap<(NamespaceId, Key), ValueRef>,
+    batches: Map<BatchRef, CowArc<Batch>>,
+    values: Map<(NamespaceId, Key), ValueRef>,
     requests: Requests<RequestOutcome>,
     /// Number of the last pin; counts on through generations.
     pin_last: u64,
-    pins: BTreeMap<PinId, Pin>,
+    pins: Map<PinId, CowArc<Pin>>,
     /// Everything that happens by itself, in order.
     #[serde(skip)]
-    deadlines: BTreeSet<(LogTime, Deadline)>,
+    deadlines: Set<(LogTime, Deadline)>,
     /// Bytes granted and committed per namespace, all copies counted.
     #[serde(skip)]
     used: BTreeMap<NamespaceId, u64>,
     /// Grants that are open or sealed, by writer.
     #[serde(skip)]
-    writers: BTreeMap<WriterId, BTreeSet<Ordinal>>,
+    writers: Set<(WriterId, Ordinal)>,
     /// How many pins each value is under.
     #[serde(skip)]
-    pinned: BTreeMap<ValueRef, u32>,
+    pinned: Map<ValueRef, u32>,
     /// How many pins each owner holds.
     #[serde(skip)]
     pin_owners: BTreeMap<WriterId, u32>,
@@ -209,20 +214,20 @@ impl Shard {
             regions: BTreeMap::new(),
             drained: BTreeSet::new(),
             labels: BTreeMap::new(),
-            extents: BTreeMap::new(),
+            extents: Map::new(),
             lends_seen: BTreeMap::new(),
             returned: BTreeMap::new(),
             wants: BTreeMap::new(),
-            slabs: BTreeMap::new(),
-            batches: BTreeMap::new(),
-            values: BTreeMap::new(),
+            slabs: Map::new(),
+            batches: Map::new(),
+            values: Map::new(),
             requests: Requests::new(),
             pin_last: 0,
-            pins: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
+            pins: Map::new(),
+            deadlines: Set::default(),
             used: BTreeMap::new(),
-            writers: BTreeMap::new(),
-            pinned: BTreeMap::new(),
+            writers: Set::default(),
+            pinned: Map::new(),
             pin_owners: BTreeMap::new(),
             warm: Warm::default(),
         }

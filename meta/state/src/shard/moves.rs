@@ -14,6 +14,7 @@ use super::{
     ResolvedCopy, Shard, ShardCommand, ValuePlace, ValueRef,
     grants::{Phase, Slab, Slot},
 };
+use crate::cow_arc::CowArc;
 use quarry_wire::{
     grant::{Grant, Purpose},
     ids::{ExtentId, GrantId, NamespaceId, NodeId, SlotIndex, WriterId},
@@ -127,7 +128,7 @@ impl Shard {
     #[must_use]
     pub fn places_in(&self, grant: GrantId) -> Vec<ValuePlace> {
         let known = self.slabs.get(&grant.sequence).filter(|slab| slab.grant.id == grant);
-        known.into_iter().flat_map(Slab::values).map(|(slot, _)| ValuePlace { grant, slot }).collect()
+        known.into_iter().flat_map(|slab| slab.values()).map(|(slot, _)| ValuePlace { grant, slot }).collect()
     }
 
     /// The current value that is written down at `place`, if it may be moved.
@@ -260,7 +261,7 @@ impl Shard {
 
     /// Extents that cannot be emptied by moving: a grant that lasts has a slab there, or a slab there has a value that is pinned.
     fn held_fast(&self) -> BTreeSet<ExtentId> {
-        let stays = |slab: &&Slab| {
+        let stays = |slab: &&CowArc<Slab>| {
             matches!(slab.phase, Phase::Open | Phase::Sealed) || self.has_pinned_values(slab.grant.id.sequence)
         };
         self.slabs.values().filter(stays).flat_map(|slab| slab.grant.holders.iter().map(Slab::extent)).collect()

@@ -13,7 +13,11 @@ use super::{
     grants::{Leave, Slot},
     quarantine::Deadline,
 };
-use crate::requests::{RequestId, RequestRefusal};
+use crate::{
+    cow_arc::CowArc,
+    ordered::Map,
+    requests::{RequestId, RequestRefusal},
+};
 use quarry_wire::{
     ids::{NamespaceId, Ordinal, PinId, WriterId},
     key::Key,
@@ -103,11 +107,11 @@ impl Shard {
         self.pin_last += 1;
         let id = PinId(Ordinal { generation: self.generation, number: self.pin_last });
         for value in &values {
-            *self.pinned.entry(*value).or_default() += 1;
+            *self.pinned.or_default(*value) += 1;
         }
         *self.pin_owners.entry(owner).or_default() += 1;
         self.deadlines.insert((end, Deadline::Unpin(id)));
-        self.pins.insert(id, Pin { owner, end, values });
+        self.pins.insert(id, CowArc::new(Pin { owner, end, values }));
         id
     }
 
@@ -154,7 +158,7 @@ impl Shard {
         if *owned == 0 {
             self.pin_owners.remove(&pin.owner);
         }
-        for value in pin.values {
+        for value in pin.values.iter().copied() {
             let pins = self.pinned.get_mut(&value).expect("the pins on a value were counted");
             *pins -= 1;
             if *pins == 0 {
@@ -179,8 +183,8 @@ impl Shard {
 
     /// Pins are memory's: all go with a generation, and what they kept is void.
     pub(super) fn drop_pins(&mut self) {
-        for (id, pin) in std::mem::take(&mut self.pins) {
-            self.deadlines.remove(&(pin.end, Deadline::Unpin(id)));
+        for (id, pin) in &std::mem::take(&mut self.pins) {
+            self.deadlines.remove(&(pin.end, Deadline::Unpin(*id)));
         }
         self.pinned.clear();
         self.pin_owners.clear();
@@ -210,12 +214,12 @@ impl Shard {
     }
 
     /// Pins by value and by owner, as the state implies them.
-    pub(super) fn pinned_of_state(&self) -> (BTreeMap<ValueRef, u32>, BTreeMap<WriterId, u32>) {
-        let (mut pinned, mut owners) = (BTreeMap::new(), BTreeMap::new());
+    pub(super) fn pinned_of_state(&self) -> (Map<ValueRef, u32>, BTreeMap<WriterId, u32>) {
+        let (mut pinned, mut owners) = (Map::new(), BTreeMap::new());
         for pin in self.pins.values() {
             *owners.entry(pin.owner).or_default() += 1;
             for value in &pin.values {
-                *pinned.entry(*value).or_default() += 1;
+                *pinned.or_default(*value) += 1;
             }
         }
         (pinned, owners)

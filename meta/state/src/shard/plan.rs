@@ -10,6 +10,7 @@ use super::{
     space::Ranges,
 };
 use crate::{
+    cow_arc::CowArc,
     directory::{RegionState, Shared},
     requests::RequestRefusal,
 };
@@ -289,7 +290,7 @@ impl Planner<'_> {
         if self.keeps_all
             && let GrantRefusal::Quota { limit, used, asked, comes_back: true } = refusal
         {
-            let is_open = |slab: &Slab| slab.grant.namespace == namespace && slab.phase.is_live();
+            let is_open = |slab: &CowArc<Slab>| slab.grant.namespace == namespace && slab.phase.is_live();
             return GrantRefusal::Quota { limit, used, asked, comes_back: self.shard.slabs.values().any(is_open) };
         }
         refusal

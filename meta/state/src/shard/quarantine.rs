@@ -5,11 +5,11 @@
 //! a current value or is under a pin, which has a deadline).
 
 use super::{GrantPhase, Phase, Shard, space::Rest};
+use crate::ordered::Set;
 use quarry_wire::{
-    ids::{ExtentId, Ordinal, PinId, WriterId},
+    ids::{ExtentId, Generation, Ordinal, PinId, WriterId},
     units::LogTime,
 };
-use std::collections::{BTreeMap, BTreeSet};
 
 /// What happens at a deadline. The order decides what comes first at one instant: grants expire and pins end before space is freed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -28,7 +28,7 @@ impl Shard {
     /// Grants that are open or sealed.
     #[must_use]
     pub fn live_grants(&self) -> usize {
-        self.writers.values().map(BTreeSet::len).sum()
+        self.writers.len()
     }
 
     /// When something happens by itself next: the leader stamps an entry then.
@@ -62,7 +62,7 @@ impl Shard {
         let held = self.extents.get_mut(&extent).expect("a live slot lies in an extent that is held");
         let mut from = start;
         let mut total = bytes;
-        if let Some((before, rest)) = held.resting.range(..start).next_back()
+        if let Some((before, rest)) = held.resting.before(&start)
             && before + rest.bytes == start
             && rest.until == until
         {
@@ -87,15 +87,15 @@ impl Shard {
     }
 
     /// The deadlines that the state implies.
-    pub(super) fn deadlines_of_state(&self) -> BTreeSet<(LogTime, Deadline)> {
-        let mut deadlines = BTreeSet::new();
+    pub(super) fn deadlines_of_state(&self) -> Set<(LogTime, Deadline)> {
+        let mut deadlines = Set::default();
         for (id, slab) in &self.slabs {
             match slab.phase {
                 Phase::Open | Phase::Sealed => deadlines.insert((slab.expires_at, Deadline::Expire(*id))),
                 Phase::Closed { at } | Phase::Expired { at } => {
                     deadlines.insert((at.after(self.settings.outcome_kept), Deadline::Forget(*id)))
                 }
-                Phase::Forgotten => false,
+                Phase::Forgotten => {}
             };
         }
         for (id, extent) in &self.extents {
@@ -107,19 +107,20 @@ impl Shard {
     }
 
     /// Open and sealed grants by writer, as the state implies them.
-    pub(super) fn writers_of_state(&self) -> BTreeMap<WriterId, BTreeSet<Ordinal>> {
-        let mut writers: BTreeMap<WriterId, BTreeSet<Ordinal>> = BTreeMap::new();
+    pub(super) fn writers_of_state(&self) -> Set<(WriterId, Ordinal)> {
+        let mut writers = Set::default();
         for (id, slab) in self.slabs.iter().filter(|(_, slab)| slab.phase.is_live()) {
-            writers.entry(slab.grant.writer).or_default().insert(*id);
+            writers.insert((slab.grant.writer, *id));
         }
         writers
     }
 
     /// The grants of `writer` that are open or sealed.
     pub fn grants_of(&self, writer: WriterId) -> impl Iterator<Item = super::GrantView<'_>> {
-        let ids = self.writers.get(&writer).into_iter().flatten();
-        ids.filter_map(|id| self.slabs.get(id))
-            .map(super::Slab::view)
+        let (first, last) = (Ordinal::default(), Ordinal { generation: Generation(u32::MAX), number: u64::MAX });
+        let ids = self.writers.range((writer, first)..=(writer, last));
+        ids.filter_map(|(_, id)| self.slabs.get(id))
+            .map(|slab| slab.view())
             .filter(|view| matches!(view.phase, GrantPhase::Open | GrantPhase::Sealed))
     }
 }

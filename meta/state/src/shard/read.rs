@@ -2,7 +2,7 @@
 
 use super::{
     BatchRef, Shard, SpaceOf, ValueRef,
-    grants::{Slab, Slot},
+    grants::{Row, Slab, Slot},
 };
 use crate::{
     directory::{Namespace, RegionState},
@@ -140,7 +140,7 @@ impl Shard {
 
     /// The value that is written down there and where its copies are.
     pub(super) fn resolved(&self, ValueRef { grant: id, slot }: ValueRef) -> Option<Resolved> {
-        let Slab { grant, slots, records, .. } = self.slabs.get(&id)?;
+        let Slab { grant, slots, records, .. } = &**self.slabs.get(&id)?;
         let record = records.get(&slot)?;
         let copies =
             grant.holders.iter().zip(slots).filter_map(|(holder, slots)| match slots.get(slot.0 as usize)? {
@@ -209,8 +209,7 @@ impl Shard {
             .filter_map(|((_, key), value)| {
                 let slab = self.slabs.get(&value.grant)?;
                 let record = slab.records.get(&value.slot)?;
-                let resident =
-                    |slots: &&Vec<Slot>| matches!(slots.get(value.slot.0 as usize), Some(Slot::Committed { .. }));
+                let resident = |slots: &&Row| matches!(slots.get(value.slot.0 as usize), Some(Slot::Committed { .. }));
                 Some(Listed {
                     key,
                     version: record.version,

@@ -4,6 +4,7 @@
 //! Keeps *Nothing unsigned*: a signature takes the place of another only over the same root, by the same node, in the same generation.
 
 use super::{BatchRef, Shard, commits::Batch, grants::Slot};
+use crate::cow_arc::CowArc;
 use quarry_wire::{
     ids::{CertificateSerial, Generation, NodeId, Ordinal},
     merkle::Hash,
@@ -59,8 +60,9 @@ impl Shard {
     pub(super) fn resign(&mut self, node: NodeId, resigned: &[Resigned]) -> u32 {
         let mut taken = 0;
         for new in resigned {
-            let same =
-                |held: &&mut Batch| held.node == node && held.root == new.root && held.generation == new.generation;
+            let same = |held: &&mut CowArc<Batch>| {
+                held.node == node && held.root == new.root && held.generation == new.generation
+            };
             if let Some(held) = self.batches.get_mut(&new.batch).filter(same) {
                 held.serial = new.serial;
                 held.signature = new.signature;

@@ -1,6 +1,7 @@
 //! Space: which bytes of an extent are free, and which rest.
 //! Keeps *Fresh space*: a range is taken only if all of it is free, and put back only if none of it is.
 
+use crate::ordered::Map;
 use quarry_wire::{
     ids::{ExtentIndex, LendNumber},
     limits::extent_bytes,
@@ -13,13 +14,13 @@ use std::collections::BTreeMap;
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     /// End by start.
-    ends: BTreeMap<u64, u64>,
+    ends: Map<u64, u64>,
     total: u64,
 }
 
 impl Ranges {
     pub(super) fn of(start: u64, bytes: u64) -> Self {
-        Self { ends: BTreeMap::from([(start, start + bytes)]), total: bytes }
+        Self { ends: [(start, start + bytes)].into_iter().collect(), total: bytes }
     }
     pub(super) const fn total(&self) -> u64 {
         self.total
@@ -36,7 +37,7 @@ impl Ranges {
     }
     fn around(&self, start: u64, bytes: u64) -> Option<(u64, u64)> {
         let end = start.checked_add(bytes)?;
-        let (from, to) = self.ends.range(..=start).next_back()?;
+        let (from, to) = self.ends.at_or_before(&start)?;
         (end <= *to).then_some((*from, *to))
     }
     /// The range around `at`: its start and its bytes.
@@ -71,13 +72,13 @@ impl Ranges {
     pub(super) fn put(&mut self, start: u64, bytes: u64) {
         let mut from = start;
         let mut to = start + bytes;
-        if let Some((before, end)) = self.ends.range(..=start).next_back().map(|(before, end)| (*before, *end)) {
+        if let Some((before, end)) = self.ends.at_or_before(&start).map(|(before, end)| (*before, *end)) {
             assert!(end <= start, "Fresh space: a range is freed twice");
             if end == start {
                 from = before;
             }
         }
-        if let Some((after, end)) = self.ends.range(start..).next().map(|(after, end)| (*after, *end)) {
+        if let Some((after, end)) = self.ends.at_or_after(&start).map(|(after, end)| (*after, *end)) {
             assert!(after >= to, "Fresh space: a range is freed twice");
             if after == to {
                 self.ends.remove(&after);
@@ -108,7 +109,7 @@ pub(super) struct Extent {
     pub(super) bytes: u64,
     pub(super) free: Ranges,
     /// By start.
-    pub(super) resting: BTreeMap<u64, Rest>,
+    pub(super) resting: Map<u64, Rest>,
 }
 
 impl Extent {
@@ -117,7 +118,7 @@ impl Extent {
         let bytes = extent_bytes(region_bytes);
         let start = u64::from(index.0).checked_mul(bytes)?;
         let fits = bytes > 0 && start.checked_add(bytes)? <= region_bytes;
-        fits.then(|| Self { lend, start, bytes, free: Ranges::of(start, bytes), resting: BTreeMap::new() })
+        fits.then(|| Self { lend, start, bytes, free: Ranges::of(start, bytes), resting: Map::new() })
     }
     pub(super) fn is_inside(&self, start: u64, bytes: u64) -> bool {
         start >= self.start && start.checked_add(bytes).is_some_and(|end| end <= self.start + self.bytes)

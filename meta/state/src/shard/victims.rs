@@ -8,9 +8,10 @@
 
 use super::{
     Shard,
-    grants::{Slab, Slot},
+    grants::{Row, Slab},
     space::Ranges,
 };
+use crate::cow_arc::CowArc;
 use quarry_wire::{
     grant::Class,
     ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
@@ -246,13 +247,13 @@ impl Shard {
 
     /// All slabs that may go, least recently used first.
     fn candidates(&self, leased: impl Fn(Ordinal) -> LogTime) -> Vec<Candidate<'_>> {
-        let may_go = |(id, slab): &(&Ordinal, &Slab)| {
+        let may_go = |(id, slab): &(&Ordinal, &CowArc<Slab>)| {
             slab.grant.class == Class::Cache && !slab.phase.is_live() && !self.has_pinned_values(**id)
         };
         let mut candidates: Vec<Candidate<'_>> = (self.slabs.iter().filter(may_go))
             .map(|(id, slab)| {
                 let granted = LogTime(slab.expires_at.0.saturating_sub(millis(slab.grant.ttl)));
-                let copies = |slots: &Vec<Slot>| slots.iter().filter(|slot| slot.is_copy()).count() as u64;
+                let copies = |slots: &Row| slots.iter().filter(|slot| slot.is_copy()).count() as u64;
                 let bytes = slab.slots.iter().map(|slots| copies(slots) * u64::from(slab.grant.slot_size.0)).collect();
                 Candidate { id: *id, last_used: leased(*id).max(granted), slab, bytes }
             })

@@ -8,6 +8,7 @@ use super::{
     grants::{Phase, Slab},
     space::Ranges,
 };
+use crate::ordered::Map;
 use quarry_wire::{ids::ExtentId, limits::LANE_LIFE_MAX, units::LogTime};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -28,7 +29,7 @@ impl Eq for Warm {}
 
 /// Disjoint places of one extent, by start.
 #[derive(Clone, Debug, Default)]
-struct Places(BTreeMap<u64, Place>);
+struct Places(Map<u64, Place>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place {
@@ -65,7 +66,7 @@ impl Warm {
 impl Places {
     /// Takes note of a place; what was said of its bytes before is over.
     fn note(&mut self, mut start: u64, mut place: Place, at: LogTime) {
-        let before = self.0.range(..start).next_back().map(|(before, old)| (*before, *old));
+        let before = self.0.before(&start).map(|(before, old)| (*before, *old));
         if let Some((before, old)) = before
             && old.end > start
         {
@@ -74,14 +75,16 @@ impl Places {
                 self.0.insert(place.end, old);
             }
         }
-        while let Some((inside, old)) = self.0.range(start..place.end).next().map(|(inside, old)| (*inside, *old)) {
+        while let Some((inside, old)) = self.0.at_or_after(&start).map(|(inside, old)| (*inside, *old))
+            && inside < place.end
+        {
             self.0.remove(&inside);
             if old.end > place.end {
                 self.0.insert(place.end, old);
             }
         }
         // Neighbours become one with it, or go if they are cold: so the places stay few.
-        if let Some((before, old)) = self.0.range(..start).next_back().map(|(before, old)| (*before, *old)) {
+        if let Some((before, old)) = self.0.before(&start).map(|(before, old)| (*before, *old)) {
             if old.end == start && old.cold_at == place.cold_at {
                 self.0.remove(&before);
                 start = before;
@@ -89,7 +92,7 @@ impl Places {
                 self.0.remove(&before);
             }
         }
-        if let Some((after, old)) = self.0.range(place.end..).next().map(|(after, old)| (*after, *old)) {
+        if let Some((after, old)) = self.0.at_or_after(&place.end).map(|(after, old)| (*after, *old)) {
             if after == place.end && old.cold_at == place.cold_at {
                 self.0.remove(&after);
                 place.end = old.end;
@@ -103,7 +106,7 @@ impl Places {
     /// The first `bytes` of a free range beside all that is warm.
     fn cold_fit(&self, start: u64, end: u64, bytes: u64, at: LogTime) -> Option<u64> {
         let mut from = start;
-        let first = self.0.range(..=from).next_back().map_or(from, |(before, _)| *before);
+        let first = self.0.at_or_before(&from).map_or(from, |(before, _)| *before);
         for (taken, place) in self.0.range(first..end) {
             if place.cold_at <= at || place.end <= from {
                 continue;

@@ -15,3 +15,4 @@ mod pins;
 mod random_cluster;
 mod random_shard;
 mod resign;
+mod snapshots;
