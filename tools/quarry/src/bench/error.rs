@@ -51,6 +51,10 @@ pub(crate) enum BenchError {
     Random(IdentityError),
     #[error("redis-server: expected {expected}, found {found}")]
     Redis { expected: String, found: String },
+    #[error("a writer whose leader is killed: {why}")]
+    Outage { why: String },
+    #[error("etcd: expected {expected}, found {found}")]
+    Etcd { expected: String, found: String },
     #[error("Mooncake: expected {expected}, found {found}")]
     Mooncake { expected: String, found: String },
     #[error("a call of the control plane: {0}")]

@@ -62,7 +62,7 @@ pub(super) async fn run(session: &mut Session) -> Result<(), BenchError> {
     }
     let lab = Lab::start(&session.dir).await?;
     let mut writer = lab.writer(1).await?;
-    let asked = written(&mut writer, BATCHES).await?;
+    let asked = written(&mut writer, BATCHES, BATCH).await?;
     let mut mooncake = match &session.mooncake {
         Some(python) if cases.iter().any(|case| [RESOLVED, PROBED].contains(case)) => {
             Some(Mooncake::start(python, lab.stage.cluster().dir()).await?)

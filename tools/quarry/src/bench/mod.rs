@@ -5,7 +5,9 @@
 //! run, and a row that was not measured is an error, never a number.
 
 mod calls;
+mod child;
 mod error;
+mod etcd;
 mod fabric;
 mod lifecycle;
 pub(crate) mod machine;
@@ -65,6 +67,9 @@ pub(crate) struct BenchArgs {
     /// Python interpreter of an environment that has Mooncake's package: bench lifecycle compares itself with its existence checks.
     #[arg(long, value_name = "PYTHON")]
     mooncake: Option<PathBuf>,
+    /// Bench meta also compares itself with three members of etcd, which must be installed.
+    #[arg(long)]
+    peers: bool,
     /// Little memory and small calls: to try the bench, not the machine.
     #[arg(long, hide = true)]
     tiny: bool,
@@ -104,6 +109,7 @@ async fn measure(args: &BenchArgs) -> Result<Report, BenchError> {
         tiny: args.tiny,
         filter: args.filter.clone(),
         mooncake: args.mooncake.clone(),
+        peers: args.peers,
         known: Vec::new(),
         rows: Vec::new(),
     };
@@ -141,6 +147,8 @@ struct Session {
     filter: Option<String>,
     /// The interpreter that has Mooncake's package.
     mooncake: Option<PathBuf>,
+    /// Whether etcd is to be compared with.
+    peers: bool,
     /// Every case that was asked about.
     known: Vec<String>,
     rows: Vec<Row>,
@@ -189,6 +197,7 @@ mod tests {
             tiny: true,
             filter: Some("get".to_owned()),
             mooncake: None,
+            peers: false,
             known: Vec::new(),
             rows: Vec::new(),
         };

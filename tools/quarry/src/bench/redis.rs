@@ -3,15 +3,16 @@
 //! Speaks as much of its protocol as the two calls need, and takes no reply on trust. It is a reference only where it is installed.
 
 use super::{
+    child::{Served, free_ports},
     error::BenchError,
     measure::{Round, Side},
     values::Source,
 };
 use std::{
     io::{self, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 use tokio::time::Instant;
@@ -25,7 +26,7 @@ const MEMORY: &str = "1gb";
 /// A redis-server of ours, ended when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Redis {
-    child: Child,
+    served: Served,
     address: SocketAddr,
     version: String,
 }
@@ -38,18 +39,17 @@ impl Redis {
             Err(wrong) if wrong.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(wrong) => return Err(BenchError::io("redis-server")(wrong)),
         };
-        let address = free_port().map_err(BenchError::io("a port for redis-server"))?;
-        // It is not ours to make it end with its parent, so setpriv does.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "redis-server", "--bind", "127.0.0.1", "--port"]);
-        command.arg(address.port().to_string()).args(["--save", "", "--appendonly", "no", "--maxmemory", MEMORY]);
-        command.arg("--dir").arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
-        quarry_fabric::without_our_descriptors(&mut command);
-        let child = command.spawn().map_err(BenchError::io("setpriv redis-server"))?;
-        let mut redis = Self { child, address, version };
+        let ports = free_ports(1).map_err(BenchError::io("a port for redis-server"))?;
+        let (address, port) = (ports[0], ports[0].port().to_string());
+        let dir = dir.to_string_lossy();
+        let arguments = ["--bind", "127.0.0.1", "--port", &*port, "--save", "", "--appendonly", "no"];
+        let arguments = arguments.into_iter().chain(["--maxmemory", MEMORY, "--dir", &*dir]);
+        let served = Served::start("redis-server", arguments, Stdio::null());
+        let served = served.map_err(BenchError::io("setpriv redis-server"))?;
+        let mut redis = Self { served, address, version };
         let until = Instant::now() + ANSWER;
         while redis.connect().is_err() {
-            let ended = redis.child.try_wait().map_err(BenchError::io("redis-server"))?;
+            let ended = redis.served.ended().map_err(BenchError::io("redis-server"))?;
             if ended.is_some() || Instant::now() >= until {
                 let found = ended.map_or_else(|| "no answer".to_owned(), |status| format!("its end: {status}"));
                 return Err(BenchError::Redis { expected: "an answer to PING".to_owned(), found });
@@ -106,14 +106,6 @@ impl Redis {
     fn calls(&self, name: &'static str, requests: Vec<(Vec<u8>, Vec<u8>)>, batch: usize) -> Result<Calls, BenchError> {
         let stream = self.connect().map_err(BenchError::io("connecting to redis-server"))?;
         Ok(Calls { name, stream, reply: Vec::new(), requests, next: 0, batch })
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _: io::Result<()> = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -186,11 +178,6 @@ fn bulk(into: &mut Vec<u8>, bytes: &[u8]) {
     into.extend(format!("${}\r\n", bytes.len()).as_bytes());
     into.extend(bytes);
     into.extend(b"\r\n");
-}
-
-/// A loopback port that was free a moment ago; redis-server takes no port 0.
-fn free_port() -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
 /// The number in `Redis server v=7.0.15 sha=..`.

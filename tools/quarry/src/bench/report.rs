@@ -19,6 +19,9 @@ pub(crate) enum Unit {
     /// Bytes that one call costs; less is better.
     #[serde(rename = "B")]
     Bytes,
+    /// Share of one processor core; less is better.
+    #[serde(rename = "% of a core")]
+    PercentOfCore,
 }
 
 impl Unit {
@@ -28,6 +31,7 @@ impl Unit {
             Self::Micros => "us",
             Self::PerSecond => "1/s",
             Self::Bytes => "B",
+            Self::PercentOfCore => "% of a core",
         }
     }
 
@@ -36,7 +40,7 @@ impl Unit {
         match self {
             Self::GibPerSecond => measured.rate() / f64::from(1 << 30),
             Self::Micros => measured.percentile_us(0.5),
-            Self::PerSecond | Self::Bytes => measured.rate(),
+            Self::PerSecond | Self::Bytes | Self::PercentOfCore => measured.rate(),
         }
     }
 }
@@ -116,7 +120,7 @@ impl Row {
     }
 
     /// A figure without percentiles and without a reference.
-    const fn plain(case: String, unit: Unit, value: f64) -> Self {
+    pub(crate) const fn plain(case: String, unit: Unit, value: f64) -> Self {
         Self { case, value, unit, reference: None, reference_value: None, ratio: None, p50_us: None, p99_us: None }
     }
 

@@ -36,19 +36,18 @@ pub(crate) struct Stage {
 impl Stage {
     /// Starts three meta nodes and `data_nodes` data nodes that lend `region_bytes` each, below `dir`.
     pub(crate) async fn start(dir: &Path, data_nodes: u32, region_bytes: u64) -> Result<Self, BenchError> {
-        Self::start_with(dir, data_nodes, region_bytes, RaftSection::default().shards).await
+        Self::start_with(dir, data_nodes, region_bytes, RaftSection::default()).await
     }
 
-    /// The same with so many shards.
+    /// The same with such groups.
     pub(crate) async fn start_with(
         dir: &Path,
         data_nodes: u32,
         region_bytes: u64,
-        shards: u32,
+        raft: RaftSection,
     ) -> Result<Self, BenchError> {
         let folder = Folder::new(dir)?;
         let binary = std::env::current_exe().map_err(BenchError::io("the path of this binary"))?;
-        let raft = RaftSection { shards, ..RaftSection::default() };
         let spec =
             LocalSpec { data_nodes, region_bytes: vec![region_bytes], populate: true, raft, ..LocalSpec::new(binary) };
         let mut cluster = LocalCluster::create(&folder.0.join("cluster"), spec)?;
@@ -58,6 +57,11 @@ impl Stage {
 
     pub(crate) fn cluster(&self) -> &LocalCluster {
         &self.cluster
+    }
+
+    /// To end its processes and start them again.
+    pub(crate) fn cluster_mut(&mut self) -> &mut LocalCluster {
+        &mut self.cluster
     }
 
     /// A client of its own connections and caches.

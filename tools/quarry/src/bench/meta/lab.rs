@@ -5,7 +5,7 @@
 
 use crate::bench::{error::BenchError, stage::Stage};
 use bytes::Bytes;
-use quarry::{admin::FIRST_SHARD, local::Member};
+use quarry::{admin::FIRST_SHARD, config::RaftSection, local::Member};
 use quarry_fabric::{
     ClientEndpoint, EndpointConfig, FabricAddress, FabricError, LocalBuffer, Memory, OperationError, Provider,
     RemoteSpan,
@@ -18,7 +18,7 @@ use quarry_trust::{Expect, Trust};
 use quarry_wire::{
     frame::{self, FrameHeader, FrameKind},
     grant::Grant,
-    ids::{NodeId, WriterId},
+    ids::{NamespaceId, NodeId, ShardId, WriterId},
     key::Key,
     limits::MESSAGE_BYTES_MAX,
     signed::Signed,
@@ -44,9 +44,11 @@ const CALL: Duration = Duration::from_secs(20);
 /// Memory of each data node: its extents are then of full size.
 const REGION_BYTES: u64 = 1 << 30;
 /// Bytes of payload in each slot: what is measured here does not depend on them.
-const PAYLOAD_BYTES: usize = 64;
-/// Bytes of every key.
+pub(in crate::bench) const PAYLOAD_BYTES: usize = 64;
+/// Bytes of every key, unless a case says otherwise.
 pub(in crate::bench) const KEY_BYTES: usize = 24;
+/// What a key holds beside its number: the tag that puts it in its shard, and its writer.
+const KEY_PREFIX_BYTES: usize = 14;
 
 type Link = InterceptedService<Channel, Announce>;
 
@@ -71,15 +73,30 @@ impl LabError {
     pub(in crate::bench) fn unexpected(what: &'static str, expected: impl ToString, found: impl ToString) -> Self {
         Self::Unexpected { what, expected: expected.to_string(), found: found.to_string() }
     }
-    fn call(call: &'static str) -> impl FnOnce(Status) -> Self {
+    pub(in crate::bench) fn call(call: &'static str) -> impl FnOnce(Status) -> Self {
         move |source| Self::Call { call, source }
+    }
+}
+
+/// What a writer works on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::bench) struct Work {
+    pub(in crate::bench) shard: u32,
+    pub(in crate::bench) copies: u8,
+    pub(in crate::bench) key_bytes: usize,
+}
+
+impl Work {
+    /// In the first shard, with short keys.
+    pub(in crate::bench) const fn of(copies: u8) -> Self {
+        Self { shard: FIRST_SHARD, copies, key_bytes: KEY_BYTES }
     }
 }
 
 /// A cluster to measure.
 pub(in crate::bench) struct Lab {
     pub(in crate::bench) stage: Stage,
-    leader: String,
+    shards: u32,
     nodes: BTreeMap<NodeId, String>,
     /// A namespace for each number of copies.
     namespaces: BTreeMap<u8, u32>,
@@ -87,10 +104,15 @@ pub(in crate::bench) struct Lab {
 }
 
 impl Lab {
-    /// Three meta nodes and two data nodes as processes, and a namespace with one copy and one with two.
+    /// Three meta nodes and two data nodes as processes, and a namespace with one copy and one with two. One shard: every key is sent to its leader.
     pub(in crate::bench) async fn start(dir: &Path) -> Result<Self, BenchError> {
-        // One shard: every key is sent to its leader.
-        let stage = Stage::start_with(dir, 2, REGION_BYTES, FIRST_SHARD).await?;
+        Self::start_with(dir, 1).await
+    }
+
+    /// The same with so many shards.
+    pub(in crate::bench) async fn start_with(dir: &Path, shards: u32) -> Result<Self, BenchError> {
+        let raft = RaftSection { shards, ..RaftSection::default() };
+        let stage = Stage::start_with(dir, 2, REGION_BYTES, raft).await?;
         let cluster = stage.cluster();
         let leader = cluster.address(cluster.leader(FIRST_SHARD, READY).await?);
         let nodes: BTreeMap<NodeId, String> =
@@ -106,13 +128,25 @@ impl Lab {
         let known = known.into_inner().changes.unwrap_or_default().namespaces.into_iter();
         let namespaces = known.filter_map(|it| Some((u8::try_from(it.copies).ok()?, it.id))).collect();
         let provider = Provider::detect().map_err(LabError::from)?;
-        Ok(Self { stage, leader, nodes, namespaces, provider })
+        Ok(Self { stage, shards, nodes, namespaces, provider })
     }
 
-    /// A writer with connections of its own, opened.
+    /// Where the leader of `shard` is.
+    pub(in crate::bench) async fn leader(&self, shard: u32) -> Result<String, BenchError> {
+        let cluster = self.stage.cluster();
+        Ok(cluster.address(cluster.leader(shard, READY).await?))
+    }
+
+    /// A writer of the first shard with connections of its own, opened.
     pub(in crate::bench) async fn writer(&self, copies: u8) -> Result<Writer, BenchError> {
+        self.writer_at(&self.leader(FIRST_SHARD).await?, Work::of(copies)).await
+    }
+
+    /// A writer that speaks to this leader, with connections of its own, opened.
+    pub(in crate::bench) async fn writer_at(&self, leader: &str, work: Work) -> Result<Writer, BenchError> {
+        let Work { shard, copies, key_bytes } = work;
         let trust = self.stage.cluster().trust();
-        let mut control = ControlClient::with_interceptor(channel(trust, Expect::META, &self.leader).await?, Announce)
+        let mut control = ControlClient::with_interceptor(channel(trust, Expect::META, leader).await?, Announce)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let mut nodes = BTreeMap::new();
@@ -123,13 +157,14 @@ impl Lab {
             nodes.insert(*node, client);
         }
         let known = control.describe(v1::DescribeRequest { seen: None }).await;
-        let (seen, applied_ms) = position(known.map_err(LabError::call("Describe"))?.get_ref());
+        let (seen, applied_ms) = position(known.map_err(LabError::call("Describe"))?.get_ref(), shard);
         let id = trust.writer(random().to_le_bytes());
         let namespace = self.namespaces.get(&copies).copied();
         let namespace =
             namespace.ok_or_else(|| LabError::unexpected("namespace", format!("one of {copies} copies"), "none"))?;
         let provider = self.provider.clone();
-        Ok(Writer { control, nodes, provider, id, namespace, seen, applied_ms, count: 0 })
+        let tag = tag_of(NamespaceId(namespace), shard, self.shards);
+        Ok(Writer { control, nodes, provider, id, shard, tag, key_bytes, namespace, seen, applied_ms, count: 0 })
     }
 
     /// Every process of the cluster, under what it is to a commit.
@@ -158,9 +193,19 @@ async fn channel(trust: &Trust, expect: Expect, address: &str) -> Result<Channel
     endpoint.connect_with_connector(trust.connector(expect)).await.map_err(wrong)
 }
 
-fn position(known: &v1::DescribeReply) -> (Option<v1::Ordinal>, u64) {
+/// A tag whose keys belong to `shard`.
+fn tag_of(namespace: NamespaceId, shard: u32, shards: u32) -> String {
+    let tags = (0..=u16::MAX).map(|number| format!("{{{number:04x}}}"));
+    let belongs = |tag: &String| {
+        let key = Key::new(tag).expect("a short name is a key");
+        key.shard(namespace, shards) == ShardId(shard)
+    };
+    tags.into_iter().find(belongs).expect("every shard has one of so many tags")
+}
+
+fn position(known: &v1::DescribeReply, shard: u32) -> (Option<v1::Ordinal>, u64) {
     let seen = known.changes.as_ref().and_then(|changes| changes.at);
-    let shard = known.groups.iter().find(|group| group.group == FIRST_SHARD);
+    let shard = known.groups.iter().find(|group| group.group == shard);
     (seen, shard.map_or(0, |group| group.applied_ms))
 }
 
@@ -186,6 +231,10 @@ pub(in crate::bench) struct Writer {
     nodes: BTreeMap<NodeId, DataNodeClient<Link>>,
     provider: Provider,
     id: WriterId,
+    shard: u32,
+    /// What each of its keys begins with.
+    tag: String,
+    key_bytes: usize,
     namespace: u32,
     seen: Option<v1::Ordinal>,
     applied_ms: u64,
@@ -201,9 +250,9 @@ impl Writer {
 
     /// Asks for a slab.
     pub(in crate::bench) async fn grant(&mut self, slots: u32, ttl: Duration) -> Result<(Grant, Bytes), LabError> {
-        let slot_size = frame::slot_size(KEY_BYTES, PAYLOAD_BYTES as u64).expect("a small frame fits in a slot");
+        let slot_size = frame::slot_size(self.key_bytes, PAYLOAD_BYTES as u64).expect("a small frame fits in a slot");
         let request = v1::GrantRequest {
-            shard: FIRST_SHARD,
+            shard: self.shard,
             request: Some(v1::RequestId { applied_ms: self.applied_ms, random: random() }),
             writer: Bytes::copy_from_slice(&self.id.0),
             namespace: self.namespace,
@@ -256,7 +305,8 @@ impl Writer {
         let payload_crc = crc32c::crc32c(&payload);
         for (number, place) in (0..grant.slots.0).zip(bytes.chunks_exact_mut(slot)) {
             self.count += 1;
-            let name = format!("{}-{:015x}", hex::encode(&self.id.0[..4]), self.count);
+            let width = self.key_bytes - KEY_PREFIX_BYTES;
+            let name = format!("{}{}{:0width$x}", self.tag, hex::encode(&self.id.0[..4]), self.count);
             let header = FrameHeader {
                 namespace: grant.namespace,
                 key: Key::new(&name).expect("a short name is a key"),
@@ -314,7 +364,7 @@ impl Writer {
     ) -> Result<v1::ResolveReply, LabError> {
         let count = keys.len();
         let request = v1::ResolveRequest {
-            shard: FIRST_SHARD,
+            shard: self.shard,
             namespace: self.namespace,
             keys,
             lease_ms: milliseconds(lease),
@@ -334,7 +384,7 @@ impl Writer {
     /// Asks which of these keys exist: all must.
     pub(in crate::bench) async fn exists(&mut self, keys: Vec<Bytes>) -> Result<(), LabError> {
         let count = keys.len();
-        let request = v1::ExistsRequest { shard: FIRST_SHARD, namespace: self.namespace, keys, seen: self.seen };
+        let request = v1::ExistsRequest { shard: self.shard, namespace: self.namespace, keys, seen: self.seen };
         let reply = self.control.exists(with_deadline(request)).await.map_err(LabError::call("Exists"))?.into_inner();
         let found: usize = reply.present.iter().map(|byte| byte.count_ones() as usize).sum();
         if found == count { Ok(()) } else { Err(LabError::unexpected("keys that exist", count, found)) }
@@ -344,7 +394,7 @@ impl Writer {
     pub(in crate::bench) async fn pin(&mut self, keys: Vec<Bytes>, duration: Duration) -> Result<(), LabError> {
         let owner = Bytes::copy_from_slice(&self.id.0);
         let request = v1::PinRequest {
-            shard: FIRST_SHARD,
+            shard: self.shard,
             request: Some(v1::RequestId { applied_ms: self.applied_ms, random: random() }),
             owner: owner.clone(),
             namespace: self.namespace,
@@ -354,7 +404,7 @@ impl Writer {
         };
         let reply = self.control.pin(with_deadline(request)).await.map_err(LabError::call("Pin"))?.into_inner();
         let pin = Some(reply.pin.ok_or_else(|| LabError::unexpected("a pin", "its number", "none"))?);
-        let release = v1::ReleasePinRequest { shard: FIRST_SHARD, owner, pin };
+        let release = v1::ReleasePinRequest { shard: self.shard, owner, pin };
         let reply = self.control.release_pin(with_deadline(release)).await.map_err(LabError::call("ReleasePin"))?;
         let reply = reply.into_inner();
         self.applied_ms = self.applied_ms.max(reply.applied_ms);
@@ -366,7 +416,7 @@ impl Writer {
         for keys in keys.chunks(quarry_wire::limits::KEYS_PER_CALL_MAX) {
             let item = |key: &Bytes| v1::DeleteItem { key: key.clone(), expected: None };
             let request = v1::DeleteRequest {
-                shard: FIRST_SHARD,
+                shard: self.shard,
                 request: Some(v1::RequestId { applied_ms: self.applied_ms, random: random() }),
                 namespace: self.namespace,
                 items: keys.iter().map(item).collect(),
