@@ -33,7 +33,7 @@ enum Command {
     Figures(figures::FiguresArgs),
     /// Run the tests that move bytes on another libfabric: a pinned wheel's 2.5. Needs python3 with pip, and PyPI.
     Libfabric(libfabric::LibfabricArgs),
-    /// Measure Quarry and other stores one after the other. Needs python3 with venv and pip, PyPI, and redis-server.
+    /// Measure Quarry and other stores one after the other. Needs python3 with venv and pip, PyPI, redis-server, and Debian's etcd-server or root to install it.
     Peers(peers::PeersArgs),
     /// Take the picture of the status page in docs/. Needs Chromium.
     Screenshot,

@@ -3,6 +3,8 @@
 //! Runs the benchmark scripts of Mooncake, Redis and NIXL that lie in a folder, each in a Python environment of its own with pinned packages, and
 //! `quarry bench calls` in a release build. A script is called as `python SCRIPT --runs N --out FILE` and leaves `{"median": [{op, size, per_call,
 //! gib_s, p50_us}, ..]}` there. Nothing else runs at the same time; what the machine does otherwise is for whoever starts it to see to.
+//!
+//! etcd is compared by `quarry bench meta --peers`, which starts it; it comes from Debian, and its table stands below.
 
 use crate::execute::{ExecuteError, execute};
 use clap::Args;
@@ -57,10 +59,10 @@ const PEERS: [Peer; 3] = [
 
 #[derive(Args, Debug)]
 pub(crate) struct PeersArgs {
-    /// Folder with the scripts bench_mooncake.py, bench_redis.py and bench_nixl.py.
+    /// Folder with the scripts bench_mooncake.py, bench_redis.py and bench_nixl.py; etcd needs none.
     #[arg(long, value_name = "DIR")]
-    from: PathBuf,
-    /// Only these: quarry, mooncake, redis, nixl. What the others left behind in an earlier run is shown with it.
+    from: Option<PathBuf>,
+    /// Only these: quarry, mooncake, redis, nixl, etcd. What the others left behind in an earlier run is shown with it.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Runs of each script; the median counts.
@@ -82,7 +84,9 @@ pub(crate) enum PeersError {
     Figures { path: PathBuf, source: serde_json::Error },
     #[error("there is no {} in {}: name the folder of the peers' scripts", script, dir.display())]
     NoScript { script: &'static str, dir: PathBuf },
-    #[error("unknown peer {found:?}: expected quarry, mooncake, redis or nixl")]
+    #[error("{script} is needed: name the folder of the peers' scripts with --from, or choose others with --only")]
+    NoFolder { script: &'static str },
+    #[error("unknown peer {found:?}: expected quarry, mooncake, redis, nixl or etcd")]
     Unknown { found: String },
     #[error("nothing was measured")]
     Nothing,
@@ -100,9 +104,12 @@ type Case = (u64, bool, String);
 /// By case, then by store.
 type Table = BTreeMap<Case, BTreeMap<&'static str, Figure>>;
 
+/// The peer that is compared by our own bench.
+const ETCD: &str = "etcd";
+
 pub(crate) fn run(repository: &Path, args: &PeersArgs) -> Result<String, PeersError> {
-    if let Some(found) = args.only.iter().find(|name| *name != "quarry" && PEERS.iter().all(|peer| peer.name != *name))
-    {
+    let known = |name: &str| ["quarry", ETCD].contains(&name) || PEERS.iter().any(|peer| peer.name == name);
+    if let Some(found) = args.only.iter().find(|name| !known(name)) {
         return Err(PeersError::Unknown { found: found.clone() });
     }
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
@@ -111,11 +118,12 @@ pub(crate) fn run(repository: &Path, args: &PeersArgs) -> Result<String, PeersEr
     fs::create_dir_all(&dir).map_err(|source| PeersError::Io { path: dir.clone(), source })?;
     for peer in PEERS.iter().filter(|peer| wanted(peer.name)) {
         prepare(&dir, peer)?;
-        if !args.from.join(peer.script).is_file() {
-            return Err(PeersError::NoScript { script: peer.script, dir: args.from.clone() });
-        }
+        script(args, peer)?;
     }
-    if wanted("quarry") {
+    if wanted(ETCD) {
+        prepare_etcd()?;
+    }
+    if wanted("quarry") || wanted(ETCD) {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.current_dir(repository).args(["build", "--locked", "--release", "--package", "quarry"]);
@@ -128,10 +136,10 @@ pub(crate) fn run(repository: &Path, args: &PeersArgs) -> Result<String, PeersEr
     for peer in &PEERS {
         let out = dir.join(format!("{}.json", peer.name));
         if wanted(peer.name) {
-            let mut script = Command::new(dir.join(peer.name).join("bin/python"));
-            script.arg(args.from.join(peer.script)).args(peer.arguments).arg("--runs").arg(args.runs.to_string());
-            script.arg("--out").arg(&out).stdout(Stdio::null());
-            execute(peer.script, &mut script)?;
+            let mut python = Command::new(dir.join(peer.name).join("bin/python"));
+            python.arg(script(args, peer)?).args(peer.arguments).arg("--runs").arg(args.runs.to_string());
+            python.arg("--out").arg(&out).stdout(Stdio::null());
+            execute(peer.script, &mut python)?;
         }
         add_peer(&mut table, peer, &out)?;
     }
@@ -143,7 +151,39 @@ pub(crate) fn run(repository: &Path, args: &PeersArgs) -> Result<String, PeersEr
         execute("quarry bench calls", &mut bench)?;
     }
     add_quarry(&mut table, &out)?;
-    if table.is_empty() { Err(PeersError::Nothing) } else { Ok(shown(&table)) }
+    let out = dir.join("etcd.md");
+    if wanted(ETCD) {
+        let file = fs::File::create(&out).map_err(|source| PeersError::Io { path: out.clone(), source })?;
+        let mut bench = Command::new(target.join("release/quarry"));
+        bench.args(["bench", "meta", "--peers", "--filter", "etcd/", "--markdown"]).stdout(file);
+        execute("quarry bench meta --peers", &mut bench)?;
+    }
+    let beside_etcd = read_if_there(&out)?;
+    let parts = [(!table.is_empty()).then(|| shown(&table)), beside_etcd];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { Err(PeersError::Nothing) } else { Ok(parts.join("\n\n")) }
+}
+
+/// Where a peer's script is.
+fn script(args: &PeersArgs, peer: &Peer) -> Result<PathBuf, PeersError> {
+    let dir = args.from.as_ref().ok_or(PeersError::NoFolder { script: peer.script })?;
+    let script = dir.join(peer.script);
+    if script.is_file() { Ok(script) } else { Err(PeersError::NoScript { script: peer.script, dir: dir.clone() }) }
+}
+
+/// Installs etcd, unless it is there. Debian starts no member of its own accord where there is no init system; where there is one, that member
+/// is idle and has other ports than those of the bench.
+fn prepare_etcd() -> Result<(), PeersError> {
+    match Command::new(ETCD).arg("--version").stdout(Stdio::null()).status() {
+        Ok(_) => Ok(()),
+        Err(wrong) if wrong.kind() == io::ErrorKind::NotFound => {
+            let mut install = Command::new("apt-get");
+            install.env("DEBIAN_FRONTEND", "noninteractive");
+            install.args(["install", "-qq", "-y", "--no-install-recommends", "etcd-server"]);
+            Ok(execute("apt-get install etcd-server", &mut install)?)
+        }
+        Err(source) => Err(ExecuteError::Missing { what: ETCD.to_owned(), source }.into()),
+    }
 }
 
 /// Makes a peer's Python environment, unless it is there.

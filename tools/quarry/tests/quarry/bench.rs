@@ -21,7 +21,7 @@ fn rows(dir: &Path, arguments: &[&str]) -> Vec<Value> {
         // A single put waits for nothing when there is room.
         let least = if row["case"].as_str().unwrap().ends_with("/wait") { 0.0 } else { f64::MIN_POSITIVE };
         assert!(number("value").unwrap() >= least, "{row}");
-        assert!(["GiB/s", "us", "1/s", "B"].contains(&row["unit"].as_str().unwrap()), "{row}");
+        assert!(["GiB/s", "us", "1/s", "B", "% of a core"].contains(&row["unit"].as_str().unwrap()), "{row}");
         if let (Some(p50), Some(p99)) = (number("p50_us"), number("p99_us")) {
             assert!(p50 > 0.0 && p99 >= p50, "{row}");
         }
@@ -116,9 +116,30 @@ fn the_bench_of_the_control_plane_measures_grants_commits_and_resolves() {
         "resolve/100/callers1/fresh",
         "resolve/100/callers1/leased/copies2",
         "resolve/100/callers1/leased/shuffled",
+        "shards2/commit/100/callers16",
     ];
     for case in expected {
         assert!(names.contains(&case), "no {case} in {names:?}");
+    }
+    assert!(!names.iter().any(|name| name.starts_with("etcd/")), "nobody asked for peers: {names:?}");
+}
+
+#[test]
+fn the_bench_of_the_control_plane_compares_with_etcd_or_says_how_to_get_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let arguments = ["meta", "--peers", "--filter", "etcd/"];
+    if std::process::Command::new("etcd").arg("--version").output().is_err() {
+        let output = quarry().arg("bench").args(arguments).arg("--dir").arg(dir.path()).output().unwrap();
+        assert_eq!(code(&output), 1);
+        assert!(text(&output.stderr).contains("cargo xtask peers --prepare"), "{}", text(&output.stderr));
+        return;
+    }
+    let rows = rows(dir.path(), &arguments);
+    for (case, what) in [("etcd/1/callers1", "Put"), ("etcd/100/callers1", "Txn of 100 puts")] {
+        let row = rows.iter().find(|row| row["case"] == case).unwrap_or_else(|| panic!("no {case} in {rows:?}"));
+        let reference = row["reference"].as_str().unwrap();
+        assert!(reference.starts_with("etcd 3.") && reference.ends_with(what), "{row}");
+        assert!(row["ratio"].is_number(), "{row}");
     }
 }
 

@@ -5,7 +5,11 @@ use super::{
     lab::{Lab, Work, Writer},
 };
 use crate::bench::{error::BenchError, etcd, measure::Round};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{sync::Barrier, task::JoinSet, time::Instant};
 
 /// Callers with connections of their own.
@@ -21,12 +25,13 @@ impl Crowd<Writer> {
 
     /// A writer for each of these.
     pub(super) async fn of(lab: &Lab, works: &[Work]) -> Result<Self, BenchError> {
+        let shards: BTreeSet<u32> = works.iter().map(|work| work.shard).collect();
         let mut leaders = BTreeMap::new();
+        for shard in shards {
+            leaders.insert(shard, lab.leader(shard).await?);
+        }
         let mut callers = Vec::with_capacity(works.len());
         for work in works {
-            if !leaders.contains_key(&work.shard) {
-                leaders.insert(work.shard, lab.leader(work.shard).await?);
-            }
             callers.push(lab.writer_at(&leaders[&work.shard], *work).await?);
         }
         Ok(Self { callers })

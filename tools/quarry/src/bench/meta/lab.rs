@@ -167,11 +167,12 @@ impl Lab {
         Ok(Writer { control, nodes, provider, id, shard, tag, key_bytes, namespace, seen, applied_ms, count: 0 })
     }
 
-    /// Every process of the cluster, under what it is to a commit.
+    /// Every process of the cluster, under what it is to a commit. Of many shards each meta node leads some.
     pub(in crate::bench) async fn processes(&self) -> Result<Vec<(&'static str, u32)>, BenchError> {
         let cluster = self.stage.cluster();
         let leader = cluster.leader(FIRST_SHARD, READY).await?;
         let role = |member: Member| match member {
+            Member::Meta(_) if self.shards > 1 => "metas",
             Member::Meta(_) if member == leader => "leader",
             Member::Meta(_) => "followers",
             Member::Data(_) => "datanodes",
