@@ -5,6 +5,10 @@
 //! the memory of the leader alone: a new leader takes every slab for last leased when it took office, so that nothing is evicted for want of
 //! knowledge that an older one had, only in another order.
 //!
+//! Nothing goes as long as memory comes without that: what is lent to nobody, or what other shards have empty or can make empty by moving values
+//! ([`lending::awaited`]). It is waited for, but not for ever: a shard that does not give what it could must not keep another from going on.
+//! And nothing goes for room ahead of need in a shard that nobody writes to.
+//!
 //! Giving a descriptor with a lease is use, by Resolve or Pin. Existence probes, lists and `stale` reads are none.
 //!
 //! Of a slab that was used lately and is to go all the same, because all others were used later, the values that were leased lately are moved to
@@ -14,18 +18,19 @@ use crate::{
     core::{Core, HostedShard},
     door,
     hosted::OWN_PROPOSAL,
-    metrics, moves,
+    lending, metrics, moves,
     recent::Recent,
 };
 use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{
     Shard,
+    lending::Coming,
     shard::{Lack, Marks, ShardCommand, ShardOutcome, ValuePlace, Victim},
 };
 use quarry_raft::Term;
 use quarry_wire::{
     ids::{GrantId, NodeId, Ordinal},
-    limits::{COMMAND_BYTES_MAX, LEASE_MAX},
+    limits::{COMMAND_BYTES_MAX, LEASE_MAX, QUARANTINE},
     units::{LogTime, SlotSize},
 };
 use std::{
@@ -59,9 +64,15 @@ const MOVED_FIRST_BYTES: u64 = 4 << 20;
 const MOVED_FIRST_WITHIN: Duration = Duration::from_secs(1);
 /// How long after somebody found no place for a slot room is kept in pieces of its size.
 const WANTED_FOR: Duration = Duration::from_secs(60);
+/// How long an extent of another shard is waited for that is empty, or will be once it has rested.
+const LOOSE_WITHIN: Duration = Duration::from_secs(15);
+/// How long an extent of another shard is waited for that is made empty by moving values.
+const COMPACTED_WITHIN: Duration = Duration::from_secs(5);
 /// Parts of the memory of uses, so that callers seldom meet.
 const PARTS: usize = 16;
 
+// Whoever has an extent empty gives it when all of it has rested.
+const _: () = assert!(LOOSE_WITHIN.as_secs() > LEASE_MAX.as_secs() + QUARANTINE.as_secs());
 // A victim is named in less than 32 bytes.
 const _: () = assert!(VICTIMS_MAX * 32 <= COMMAND_BYTES_MAX / 2);
 
@@ -116,6 +127,29 @@ impl Uses {
     }
 }
 
+/// Since when other shards are waited for at each node, with the extents that there were.
+#[derive(Default)]
+struct Waits(BTreeMap<NodeId, (Instant, u32)>);
+
+impl Waits {
+    /// Of what comes, what is to be waited for still, with the bytes of the extent that comes.
+    fn look(&mut self, coming: &BTreeMap<NodeId, (Coming, u32)>, now: Instant) -> BTreeMap<NodeId, u64> {
+        self.0.retain(|node, _| coming.contains_key(node));
+        let waited = coming.iter().filter_map(|(node, (comes, extents))| {
+            let (since, had) = self.0.entry(*node).or_insert((now, *extents));
+            if *had != *extents {
+                (*since, *had) = (now, *extents);
+            }
+            let (bytes, within) = match *comes {
+                Coming::Loose(bytes) => (bytes, LOOSE_WITHIN),
+                Coming::Compacted(bytes) => (bytes, COMPACTED_WITHIN),
+            };
+            (now < *since + within).then_some((*node, bytes))
+        });
+        waited.collect()
+    }
+}
+
 /// The term in which this node leads, and when it began to.
 #[derive(Clone, Copy)]
 struct Office {
@@ -130,6 +164,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
     let mut office: Option<Office> = None;
     let mut tidy_at = Instant::now() + TIDY;
     let mut wanted: Option<(SlotSize, Instant)> = None;
+    let mut waits = Waits::default();
     loop {
         tokio::select! {
             () = shard.eviction.wake.notified() => {}
@@ -151,7 +186,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
             wanted = Some((largest, Instant::now() + WANTED_FOR));
         }
         let size = wanted.map(|(size, _)| size);
-        let looked = make_room(&core, shard, &lacks, size, since).await;
+        let looked = make_room(&core, shard, &lacks, size, since, &mut waits).await;
         if tidy_at <= Instant::now() {
             shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
             tidy_at = Instant::now() + TIDY;
@@ -167,11 +202,23 @@ async fn make_room(
     lacks: &BTreeSet<Lack>,
     wanted: Option<SlotSize>,
     since: LogTime,
+    waits: &mut Waits,
 ) -> Duration {
     let (marks, lendable) = (core.config.eviction, core.lendable());
     let began = Instant::now();
-    let victims =
-        shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, wanted, &lendable, since));
+    let look = |coming: &BTreeMap<NodeId, u64>| {
+        shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, wanted, coming, since))
+    };
+    let mut victims = look(&lendable);
+    if victims.is_empty() {
+        *waits = Waits::default();
+        return began.elapsed();
+    }
+    let mut coming = waits.look(&lending::awaited(core, shard), began);
+    if !coming.is_empty() {
+        coming.extend(lendable.iter().map(|(node, largest)| (*node, *largest)));
+        victims = look(&coming);
+    }
     let looked = began.elapsed();
     if lacks.is_empty() && !victims.is_empty() {
         save_leased(core, shard, &victims).await;
@@ -243,13 +290,15 @@ fn victims(
     marks: Marks,
     lacks: &BTreeSet<Lack>,
     wanted: Option<SlotSize>,
-    lendable: &BTreeMap<NodeId, u64>,
+    coming: &BTreeMap<NodeId, u64>,
     since: LogTime,
 ) -> Vec<Victim> {
     if marks.low == 0 {
         return Vec::new();
     }
-    state.victims(marks, lacks, wanted, lendable, |slab| uses.last(slab).max(since))
+    let needs_room = state.is_written() || wanted.is_some();
+    let marks = if needs_room { marks } else { Marks { low: 0, high: 0 } };
+    state.victims(marks, lacks, wanted, coming, |slab| uses.last(slab).max(since))
 }
 
 /// Cut so that no command is large nor takes long to apply.

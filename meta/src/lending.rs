@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use quarry_meta_state::{
     Directory, Shard,
     directory::{DirectoryCommand, DirectoryOutcome},
-    lending::{Giving, Holdings, ahead, giving, turn},
+    lending::{Coming, Giving, Holdings, ahead, coming, giving, turn},
     shard::{DropRefusal, ShardCommand, ShardOutcome},
 };
 use quarry_proto::refusal::Refusal;
@@ -46,6 +46,8 @@ const IDLE_FOR: Duration = Duration::from_secs(60);
 const EMPTYING_MAX: Duration = Duration::from_secs(60);
 /// A shard that is not the first to empty an extent for another one waits for each that comes before it.
 const TURN: Duration = Duration::from_secs(3);
+/// A shard that was to make an extent empty by moving values, and has not after so long, lets values go for somebody who found no place.
+const COMPACTING_MAX: Duration = Duration::from_secs(10);
 /// How long a grant waits for an extent before it looks again.
 const LENT_WITHIN: Duration = Duration::from_secs(2);
 /// How long a shard's own proposals about extents may take; others wait behind them.
@@ -56,12 +58,22 @@ const GIVE_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Lending {
     /// Extents that are being emptied for other shards, and until when that is tried: nothing new goes there.
     emptying: Mutex<BTreeMap<ExtentId, Instant>>,
+    /// Nodes of which an extent is to be made empty for other shards by moving its values.
+    compacting: Mutex<BTreeSet<NodeId>>,
 }
 
 impl Lending {
     /// Extents that nothing new is to be planned in.
     pub(crate) fn aside(&self) -> BTreeSet<ExtentId> {
         self.emptying.lock().keys().copied().collect()
+    }
+    /// Nodes of which an extent is to be made empty for other shards by moving its values.
+    pub(crate) fn compacting(&self) -> BTreeSet<NodeId> {
+        self.compacting.lock().clone()
+    }
+    /// Lets nothing new into an extent that is being emptied.
+    pub(crate) fn put_aside(&self, extent: ExtentId) {
+        self.emptying.lock().insert(extent, Instant::now() + EMPTYING_MAX);
     }
 }
 
@@ -193,6 +205,7 @@ async fn give_back(
     for (shard, own) in shards.iter().zip(&all) {
         if shard.hosted.leads().is_err() {
             shard.lending.emptying.lock().clear();
+            shard.lending.compacting.lock().clear();
             continue;
         }
         let (idle, dead): (Vec<Lent>, Vec<Lent>) =
@@ -206,33 +219,39 @@ async fn give_back(
             let since = *empty.entry((shard.id, lent)).or_insert(now);
             by_node.entry(lent.0.region.node).or_default().push((since, lent));
         }
-        let mut emptied = Vec::new();
+        let (mut emptied, mut compacting) = (Vec::new(), BTreeSet::new());
         for (node, held) in &own.nodes {
             let mut idle = by_node.remove(node).unwrap_or_default();
             // Those that were to be emptied first, then those that were empty for longest.
-            let is_emptied = |lent: &Lent| shard.lending.emptying.lock().contains_key(&lent.0);
-            idle.sort_by_key(|(since, lent)| (!is_emptied(lent), *since));
+            let is_aside = |lent: &Lent| shard.lending.emptying.lock().contains_key(&lent.0);
+            idle.sort_by_key(|(since, lent)| (!is_aside(lent), *since));
             let first = idle.first().copied();
-            let wanted = giving(own, &all, *node, lendable.contains_key(node));
-            match (wanted, first) {
-                // At once, and aside: else whoever is rich takes it again before it is due.
-                (Giving::Emptied, Some((_, lent))) => {
-                    shard.lending.emptying.lock().entry(lent.0).or_insert(now + EMPTYING_MAX);
-                    drops.push(lent);
+            let mut empty_after = |wait: Duration| {
+                still_asked.insert((shard.id, *node));
+                let due = *asked.entry((shard.id, *node)).or_insert(now) + wait + TURN * turn(own, &all, *node);
+                if due <= now { emptied.push(*node) } else { look_at(due) }
+            };
+            match giving(own, &all, *node, lendable.contains_key(node)) {
+                Giving::Loose { at_once } => match first {
+                    Some((since, lent)) => {
+                        let ripe = if at_once || is_aside(&lent) { now } else { since + EMPTY_FOR };
+                        if at_once {
+                            // Else whoever is rich takes it again before it is gone.
+                            shard.lending.put_aside(lent.0);
+                        }
+                        if ripe <= now { drops.push(lent) } else { look_at(ripe) }
+                    }
+                    None => set_aside(shard, *node),
+                },
+                Giving::Compacted { or_emptied } => {
+                    compacting.insert(*node);
+                    if or_emptied && evicts {
+                        empty_after(COMPACTING_MAX);
+                    }
                 }
-                (Giving::Loose, Some((since, lent))) => {
-                    let ripe = if is_emptied(&lent) { since } else { since + EMPTY_FOR };
-                    if ripe <= now { drops.push(lent) } else { look_at(ripe) }
-                }
-                (Giving::Emptied, None) if held.loose > 0 => set_aside(shard, *node, now),
-                (Giving::Emptied, None) if evicts => {
-                    still_asked.insert((shard.id, *node));
-                    let since = *asked.entry((shard.id, *node)).or_insert(now);
-                    let due = since + TURN * turn(own, &all, *node);
-                    if due <= now { emptied.push(*node) } else { look_at(due) }
-                }
-                (Giving::Loose | Giving::Emptied, None) => {}
-                (Giving::Keep, _) => {
+                Giving::Emptied if evicts => empty_after(Duration::ZERO),
+                Giving::Emptied => {}
+                Giving::Keep => {
                     shard.lending.emptying.lock().retain(|extent, _| extent.region.node != *node);
                     if let Some((since, lent)) =
                         first.filter(|_| held.extents > spare(directory, *node) && held.can_spare())
@@ -242,6 +261,7 @@ async fn give_back(
                 }
             }
         }
+        *shard.lending.compacting.lock() = compacting;
         if !drops.is_empty() || !emptied.is_empty() {
             look_at(now + EMPTY_FOR);
             work.push(carry_out(shard, drops, emptied));
@@ -255,14 +275,14 @@ async fn give_back(
 }
 
 /// Lets nothing new into an extent of `node` whose last slots rest, unless one is aside already.
-fn set_aside(shard: &HostedShard, node: NodeId, now: Instant) {
-    let mut emptying = shard.lending.emptying.lock();
-    if emptying.keys().any(|extent| extent.region.node == node) {
+fn set_aside(shard: &HostedShard, node: NodeId) {
+    let is_aside = shard.lending.aside().iter().any(|extent| extent.region.node == node);
+    if is_aside {
         return;
     }
     let loose = shard.hosted.read(|state| state.loose_extents().find(|extent| extent.region.node == node));
     if let Some(extent) = loose {
-        emptying.insert(extent, now + EMPTYING_MAX);
+        shard.lending.put_aside(extent);
     }
 }
 
@@ -308,9 +328,18 @@ async fn empty_one(shard: &HostedShard, node: NodeId) {
         return;
     };
     // Before anything goes, so that nobody takes what becomes free of it.
-    shard.lending.emptying.lock().insert(extent, Instant::now() + EMPTYING_MAX);
+    shard.lending.put_aside(extent);
     tracing::debug!(shard = shard.id.0, %extent, slabs = victims.len(), "emptied for another shard");
     crate::eviction::evict(shard, victims).await;
+}
+
+/// What other shards will give `shard`, by node, as soon as it needs it, with the extents that it has there: nothing need go for that.
+pub(crate) fn awaited(core: &Core, shard: &HostedShard) -> BTreeMap<NodeId, (Coming, u32)> {
+    let all = holdings(&core.shards);
+    let Some(own) = all.iter().find(|it| it.shard == shard.id) else { return BTreeMap::new() };
+    let nodes: BTreeSet<NodeId> = all.iter().flat_map(|it| it.nodes.keys().copied()).collect();
+    let has = |node: &NodeId| own.nodes.get(node).map_or(0, |held| held.extents);
+    nodes.into_iter().filter_map(|node| Some((node, (coming(own, &all, node)?, has(&node))))).collect()
 }
 
 /// Nodes with memory that could come to `shard` from others, for a slot of `bytes`: it is not the end if there is none now.
@@ -321,9 +350,10 @@ pub(crate) fn may_come(core: &Core, shard: &HostedShard, nodes: &BTreeSet<NodeId
     let has = |it: &Holdings, node: &NodeId| it.nodes.get(node).copied().unwrap_or_default();
     nodes.iter().any(|node| {
         let others = all.iter().filter(|other| other.shard != shard.id).map(|other| (other, has(other, node)));
-        others.into_iter().any(|(other, held)| {
-            held.loose > 0 || held.extents > 0 && other.has_grants || evicts && held.is_richer(&has(own, node))
-        })
+        coming(own, &all, *node).is_some()
+            || others.into_iter().any(|(other, held)| {
+                held.loose > 0 || held.extents > 0 && other.has_grants || evicts && held.is_richer(&has(own, node))
+            })
     })
 }
 

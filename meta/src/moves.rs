@@ -6,7 +6,7 @@
 //! their next resolve.
 //!
 //! [`compact`] is one of the two who order moves: when a node has two extents' worth of free memory and no extent that is free or about to
-//! be, the extent with the fewest live bytes is emptied, no more than [`ROUND_BYTES`] each time that is looked at. Eviction is the other
+//! be, or another shard needs one, the extent with the fewest live bytes is emptied, no more than [`ROUND_BYTES`] each time that is looked at. Eviction is the other
 //! ([`crate::eviction`]).
 
 use crate::{
@@ -267,9 +267,13 @@ pub(crate) async fn compact(core: Arc<Core>, index: usize) {
         // Where slabs are evicted, that makes room in one piece, and sooner.
         let wanted = Some(shard.moving.wanted.swap(0, Ordering::Relaxed));
         let wanted = wanted.filter(|bytes| *bytes > 0 && core.config.eviction.low == 0);
-        let sparse = shard.hosted.read(|state: &Shard| state.sparse_extent(wanted, &avoid, &stuck));
+        let asked = shard.lending.compacting();
+        let sparse = shard.hosted.read(|state: &Shard| state.sparse_extent(wanted, &asked, &avoid, &stuck));
         let Some(Sparse { extent, live_bytes, values }) = sparse else { continue };
         let away = BTreeSet::from([extent]);
+        if asked.contains(&extent.region.node) {
+            shard.lending.put_aside(extent);
+        }
         match move_values(&core, shard, values, &away, ROUND_BYTES, Instant::now() + OWN_PROPOSAL).await {
             Ok(Moved { values: 0, .. }) => {
                 tracing::warn!(shard = shard.id.0, %extent, live_bytes, "nothing can be moved out of a sparse extent");

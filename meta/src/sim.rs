@@ -190,6 +190,7 @@ impl SimMeta {
                 aside: shard.lending.aside(),
                 lendable: Arc::new(self.directory.read(Directory::unlent)),
                 keeps_all: false,
+                in_parts: true,
             };
             let wish = GrantWish { meta: self.node, asked: asked.clone(), bounds };
             let done = match shard.hosted.plan(wish, deadline).await {

@@ -278,13 +278,16 @@ async fn lent_more(
     let bytes = u64::from(wanted.slot_size.0);
     let lacking = shard.hosted.read(|state| state.lacks_place(bytes, &bounds.avoid));
     lending::want(shard, &lacking, bytes, deadline).await?;
-    let lendable = core.lendable();
-    let coming =
-        lacking.into_iter().filter(|node| lendable.get(node).is_some_and(|largest| *largest >= bytes)).collect();
+    let (lendable, awaited) = (core.lendable(), lending::awaited(core, shard));
+    let comes = |node: &NodeId| {
+        let given = awaited.get(node).and_then(|(coming, _)| coming.soon());
+        lendable.get(node).copied().max(given).is_some_and(|largest| largest >= bytes)
+    };
+    let coming = lacking.into_iter().filter(comes).collect();
     Ok(lending::lent(shard, &coming, bytes, deadline).await && Instant::now() + REPLAN_PAUSE < deadline)
 }
 
-/// Want of room is not final while other shards may give some back.
+/// Want of room is not final while other shards may give some back, and comes to its end sooner.
 fn not_final_yet(
     core: &Core,
     shard: &HostedShard,
@@ -293,7 +296,8 @@ fn not_final_yet(
     mut lack: v1::NoSpace,
 ) -> v1::NoSpace {
     let lacking = shard.hosted.read(|state| state.lacks_place(wanted.slot_size.0.into(), avoid));
-    if lack.terminal && lending::may_come(core, shard, &lacking) {
+    let comes = || lending::awaited(core, shard).keys().any(|node| lacking.contains(node));
+    if lack.terminal && lending::may_come(core, shard, &lacking) || !lack.terminal && comes() {
         (lack.terminal, lack.retry_after_ms) = (false, millis(door::RETRY));
     }
     lack

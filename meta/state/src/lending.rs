@@ -4,11 +4,19 @@
 //! the replicas on their own node show ([`Shard::holdings`](crate::Shard::holdings)); apply validates every step. So nothing here needs a message of its own, and a
 //! new leader goes on where the old one stopped.
 //!
-//! A shard **wants** an extent of a node when somebody found no place for a slot there (replicated, [`crate::shard::ShardCommand::Want`]), and **asks** for
-//! one when less than a quarter of what it has there is free or about to be. Extents that nobody holds go to those who want first, then to
-//! those who ask, then a few ahead of need. When none is left on a node, shards give back for those who want or ask: extents that they have
-//! empty, as long as that does not make them ask themselves; and every shard that has two more than one that wants empties one by eviction, the one
-//! that has most before the others ([`turn`]). Between two shards that have equally much nothing goes to and fro.
+//! A shard **wants** an extent of a node when somebody found no place for a slot there (replicated, [`crate::shard::ShardCommand::Want`]), is
+//! **short** when less than an eighth of what it has there is free or about to be, and **asks** below a quarter. Extents that nobody holds go
+//! to those who want first, then to the short, to those who ask, and a few ahead of need. When none is left on a node, shards give back
+//! ([`giving`]), in this order:
+//!
+//! 1. An extent that is empty, or will be: for who wants or is short, and, if it keeps its quarter of room without it, for who asks.
+//! 2. An extent that can be made empty by moving its values to others, if an eighth of room is left: for who wants or is short.
+//! 3. Only when nobody has either, an extent whose values go: for who wants, from every shard that has two more, the one that has most first
+//!    ([`turn`]).
+//!
+//! As long as there is 1 or 2 anywhere on a node, no shard needs to evict there ([`coming`]): it waits instead. A shard that nobody writes to
+//! needs no room, so it gives all that it has empty, and evicts nothing to have some. Between two shards that have equally much nothing goes
+//! to and fro.
 //!
 //! [`ledger`] counts *Nothing leaks* over the directory and all shards.
 
@@ -25,6 +33,8 @@ use std::collections::BTreeMap;
 
 /// A shard asks for more of a node when less than one part in so many of what it has there is free or about to be.
 const ASKS_BELOW: u64 = 4;
+/// A shard is short of a node's memory when less than one part in so many of what it has there is free or about to be.
+const SHORT_BELOW: u64 = 8;
 /// Of a node's extents one part in so many is lent ahead of need, in equal shares.
 const AHEAD: u32 = 4;
 /// A shard empties an extent for another one only if it has at least so many more; one is enough if it wants none itself and the other has
@@ -42,6 +52,30 @@ pub struct Holdings {
     pub nodes: BTreeMap<NodeId, Held>,
     /// Whether grants are open, whose slots may come back.
     pub has_grants: bool,
+    /// Whether some of them are writers' grants: it needs room.
+    pub is_written: bool,
+}
+
+impl Holdings {
+    fn on(&self, node: NodeId) -> Held {
+        self.nodes.get(&node).copied().unwrap_or_default()
+    }
+
+    /// Whether it gives `poor` what it has empty of `node`, now or when it has rested: not if it wants some itself, nor, while it is written,
+    /// the eighth of room that it needs, unless `poor` has no more than it.
+    #[must_use]
+    pub fn gives(&self, node: NodeId, poor: &Self) -> bool {
+        let (has, poor) = (self.on(node), poor.on(node));
+        let needs_it = self.is_written && !has.keeps(SHORT_BELOW) && has.extents < poor.extents;
+        has.loose > 0 && (has.wanted.is_none() && !needs_it || has.extents >= poor.extents + RICHER)
+    }
+
+    /// Whether it can make an extent of `node` empty by moving values, and has its eighth of room then.
+    #[must_use]
+    pub fn compacts(&self, node: NodeId) -> bool {
+        let has = self.on(node);
+        has.loose == 0 && has.extents > 1 && has.wanted.is_none() && has.keeps(SHORT_BELOW)
+    }
 }
 
 /// What one shard has of one node's memory.
@@ -65,11 +99,31 @@ impl Held {
     pub const fn asks(&self) -> bool {
         self.room * ASKS_BELOW < self.bytes
     }
-    /// Whether it would have room enough with one extent of those less.
+    /// Whether it has so little room that values would go if it had no more.
+    #[must_use]
+    pub const fn is_short(&self) -> bool {
+        self.room * SHORT_BELOW < self.bytes
+    }
+    const fn needs(&self) -> bool {
+        self.wanted.is_some() || self.is_short()
+    }
+    /// Bytes of one of its extents.
+    #[must_use]
+    pub const fn extent(&self) -> u64 {
+        match self.bytes.checked_div(self.extents as u64) {
+            Some(bytes) => bytes,
+            None => 0,
+        }
+    }
+    /// Whether one part in `parts` of what is left would be room with one extent of room less.
+    const fn keeps(&self, parts: u64) -> bool {
+        let one = self.extent();
+        self.extents > 0 && self.room >= one && (self.room - one) * parts >= self.bytes - one
+    }
+    /// Whether it has an empty extent, and room enough without it.
     #[must_use]
     pub const fn can_spare(&self) -> bool {
-        let Some(one) = self.bytes.checked_div(self.extents as u64) else { return false };
-        self.wanted.is_none() && self.loose > 0 && self.room.saturating_sub(one) * ASKS_BELOW >= self.bytes - one
+        self.wanted.is_none() && self.loose > 0 && self.keeps(ASKS_BELOW)
     }
     /// Whether it has so much more than somebody who found no place that values of it go for that.
     #[must_use]
@@ -83,9 +137,17 @@ impl Held {
 pub enum Giving {
     /// Nothing.
     Keep,
-    /// Give back an extent that is empty.
-    Loose,
-    /// Give back an extent, an empty one if there is one; else empty one first.
+    /// Give back an extent that is empty, or put one aside that will be.
+    Loose {
+        /// Though it may have come a moment ago: this shard has many, and somebody found no place.
+        at_once: bool,
+    },
+    /// Make an extent empty by moving its values.
+    Compacted {
+        /// Values may go if moving them does not succeed: somebody found no place.
+        or_emptied: bool,
+    },
+    /// Make an extent empty by evicting its values.
     Emptied,
 }
 
@@ -93,34 +155,71 @@ pub enum Giving {
 /// given.
 #[must_use]
 pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> Giving {
-    let on = |shard: &Holdings| shard.nodes.get(&node).copied().unwrap_or_default();
-    let others = || all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
-    let has = on(own);
+    let has = own.on(node);
     if unlent || has.extents == 0 {
         return Giving::Keep;
     }
-    // Values go for somebody who found no place, not for somebody who would like more room.
-    let needy = || others().map(on).filter(|poor| poor.wanted.is_some());
-    let is_rich = |held: &Held| needy().any(|poor| held.is_richer(&poor));
-    if has.loose == 0 && is_rich(&has) {
-        // What others of the rich have emptied comes first.
-        let coming: usize = others().map(on).filter(is_rich).map(|rich| rich.loose as usize).sum();
-        return if coming < needy().count() { Giving::Emptied } else { Giving::Keep };
+    let others: Vec<&Holdings> =
+        all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation).collect();
+    let needy: Vec<&Holdings> = others.iter().copied().filter(|other| other.on(node).needs()).collect();
+    let is_rich = |poor: &&Holdings| has.extents >= poor.on(node).extents + RICHER;
+    if needy.iter().any(|poor| own.gives(node, poor)) {
+        return Giving::Loose { at_once: needy.iter().any(|poor| poor.on(node).wanted.is_some() && is_rich(poor)) };
     }
-    // An only extent that is empty is given too, but its shard may use it first.
-    if needy().any(|poor| has.extents >= poor.extents + RICHER) {
-        return Giving::Emptied;
+    if has.can_spare() && others.iter().any(|other| other.on(node).extents > 0 && other.on(node).asks()) {
+        return Giving::Loose { at_once: false };
     }
-    let is_needy = |held: Held| held.wanted.is_some() || held.extents > 0 && held.asks();
-    if has.can_spare() && others().map(on).any(is_needy) { Giving::Loose } else { Giving::Keep }
+    // What others have empty, or are making empty, comes first.
+    let gives = |rich: &&Holdings| needy.iter().any(|poor| poor.shard != rich.shard && rich.gives(node, poor));
+    let coming: usize = others.iter().copied().filter(gives).map(|rich| rich.on(node).loose as usize).sum();
+    if has.loose > 0 || coming >= needy.len() {
+        return Giving::Keep;
+    }
+    // Values go for somebody who found no place, not for more room.
+    let goes = |poor: &&Holdings| poor.on(node).wanted.is_some() && has.is_richer(&poor.on(node));
+    match (own.compacts(node), needy.iter().any(goes)) {
+        (true, or_emptied) => Giving::Compacted { or_emptied },
+        (false, true) => Giving::Emptied,
+        (false, false) => Giving::Keep,
+    }
 }
 
-/// How many shards that have more of `node` than `own`, or as much and a higher number, are asked before it to empty an extent. One of them
-/// may be unable to: then it is the next one's turn.
+/// Memory that a shard will have on a node without a value going.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Coming {
+    /// An extent of so many bytes that is empty at another shard, or will be when it has rested.
+    Loose(u64),
+    /// An extent of so many bytes that another shard makes empty by moving values, if that succeeds.
+    Compacted(u64),
+}
+
+impl Coming {
+    /// Bytes of the extent, if nothing need be done for it.
+    #[must_use]
+    pub const fn soon(self) -> Option<u64> {
+        match self {
+            Self::Loose(bytes) => Some(bytes),
+            Self::Compacted(_) => None,
+        }
+    }
+}
+
+/// What the other shards give `own` on `node` as soon as it needs it; none if they have nothing there that they can give.
+#[must_use]
+pub fn coming(own: &Holdings, all: &[Holdings], node: NodeId) -> Option<Coming> {
+    let others = || all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
+    let loose = others().filter(|other| other.gives(node, own)).map(|other| Coming::Loose(other.on(node).extent()));
+    let compacted = others().filter(|other| other.compacts(node));
+    loose.max().or_else(|| compacted.map(|other| Coming::Compacted(other.on(node).extent())).max())
+}
+
+/// How many shards come before `own` when one is to evict what is in an extent of `node`: those that have more, or as much and a higher number,
+/// and those that can move values instead. One of them may be unable to: then it is the next one's turn.
 #[must_use]
 pub fn turn(own: &Holdings, all: &[Holdings], node: NodeId) -> u32 {
-    let rank = |it: &Holdings| (it.nodes.get(&node).map_or(0, |held| held.extents), it.shard);
-    let before = all.iter().filter(|other| other.generation == own.generation && rank(other) > rank(own));
+    let rank = |it: &Holdings| (it.on(node).extents, it.shard);
+    let is_before = |it: &&Holdings| rank(it) > rank(own) || it.shard != own.shard && it.compacts(node);
+    let before = all.iter().filter(|other| other.generation == own.generation).filter(is_before);
     u32::try_from(before.count()).unwrap_or(u32::MAX)
 }
 
@@ -149,8 +248,9 @@ impl Claim {
     fn rank(&self, ahead: u32) -> Option<(u8, u32, ShardId)> {
         let urgency = match self.held {
             Held { wanted: Some(_), .. } if self.in_transit == 0 => 0,
-            Held { extents: 1.., .. } if self.held.asks() => 1,
-            Held { extents, .. } if extents < ahead => 2,
+            Held { extents: 1.., .. } if self.held.is_short() => 1,
+            Held { extents: 1.., .. } if self.held.asks() => 2,
+            Held { extents, .. } if extents < ahead => 3,
             Held { .. } => return None,
         };
         Some((urgency, self.held.extents, self.shard))

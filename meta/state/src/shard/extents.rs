@@ -15,7 +15,8 @@ use crate::{
     lending::{Held, Holdings},
 };
 use quarry_wire::{
-    ids::{ExtentId, FeedNumber, Generation, LendNumber, NodeId, Ordinal, RegionId, SlotIndex},
+    grant::Grant,
+    ids::{ExtentId, FeedNumber, Generation, LendNumber, NodeId, Ordinal, RegionId, SlotIndex, WriterId},
     limits::extent_bytes,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -248,6 +249,17 @@ impl Shard {
         }
     }
 
+    /// There was a place for this grant, so nobody waits for one of its size at its nodes.
+    pub(super) fn has_place(&mut self, grant: &Grant) {
+        let bytes = u64::from(grant.slot_size.0);
+        for holder in &grant.holders {
+            let node = holder.region.node;
+            if self.wants.get(&node).is_some_and(|wanted| *wanted <= bytes) {
+                self.wants.remove(&node);
+            }
+        }
+    }
+
     /// Whether an extent of `node` that holds a slot of `bytes` is wanted.
     #[must_use]
     pub fn wants(&self, node: NodeId, bytes: u64) -> bool {
@@ -270,7 +282,14 @@ impl Shard {
             nodes.entry(*node).or_default().wanted = Some(*bytes);
         }
         let has_grants = !self.writers.is_empty();
-        Holdings { shard: self.id, generation: self.generation, nodes, has_grants }
+        let is_written = self.is_written();
+        Holdings { shard: self.id, generation: self.generation, nodes, has_grants, is_written }
+    }
+
+    /// Whether a writer has a grant that is open.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.writers.keys().any(|writer| *writer != WriterId::HOLDERS)
     }
 
     /// Nodes with a region whose extents hold a slot of `bytes`, up and not among `avoid`, where this shard has no place for one now: an

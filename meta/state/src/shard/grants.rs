@@ -18,7 +18,7 @@ use crate::{cow_arc::CowArc, directory::Policy, requests::RequestRefusal};
 use quarry_wire::{
     frame::header_bytes,
     grant::{Class, Grant, GrantHolder, Purpose},
-    ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
+    ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex, WriterId},
     limits::{EXTENT_BYTES, FRAME_ALIGN, GRANT_TTL_MAX, SLOTS_PER_SLAB_MAX},
     units::{LogTime, Offset, SlotCount, millis},
 };
@@ -232,6 +232,9 @@ impl Shard {
                 extent.free.take(holder.base.0, grant.slab_bytes()),
                 "Fresh space: its places were admitted as free"
             );
+        }
+        if grant.writer != WriterId::HOLDERS {
+            self.has_place(&grant);
         }
         self.take_on(grant.clone());
         grant

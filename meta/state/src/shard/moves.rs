@@ -210,13 +210,14 @@ impl Shard {
     }
 
     /// The extent to make free next, if a node needs one: it has none that is free, or will be once what rests is, though what is free in it
-    /// would make two. Or somebody found no place for a slot of `wanted` bytes, and such a node has so much free, but not in one place. The
+    /// would make two; or it is one of `asked`, of which other shards need one. Or somebody found no place for a slot of `wanted` bytes, and such a node has so much free, but not in one place. The
     /// extent is the one with the fewest live bytes whose grants have all ended, without a pin on a value of it, if the node's other extents
     /// have that much free; none of `not`. Walks over all slabs if there is a need: not for every call.
     #[must_use]
     pub fn sparse_extent(
         &self,
         wanted: Option<u64>,
+        asked: &BTreeSet<NodeId>,
         avoid: &BTreeSet<NodeId>,
         not: &BTreeSet<ExtentId>,
     ) -> Option<Sparse> {
@@ -227,7 +228,9 @@ impl Shard {
             }
         }
         let mut candidates: Vec<(u64, ExtentId)> = Vec::new();
-        for extents in nodes.values().filter(|extents| self.needs_extent(extents, wanted)) {
+        let needs =
+            |(node, extents): &(&NodeId, &Vec<ExtentId>)| self.needs_extent(extents, wanted, asked.contains(node));
+        for (_, extents) in nodes.iter().filter(needs) {
             let free: u64 = extents.iter().map(|extent| self.extents[extent].free.total()).sum();
             candidates.extend(extents.iter().filter_map(|extent| {
                 let held = &self.extents[extent];
@@ -250,13 +253,13 @@ impl Shard {
         Some(Sparse { extent, live_bytes, values: values.collect() })
     }
 
-    fn needs_extent(&self, extents: &[ExtentId], wanted: Option<u64>) -> bool {
+    fn needs_extent(&self, extents: &[ExtentId], wanted: Option<u64>, is_asked: bool) -> bool {
         let held = || extents.iter().map(|extent| &self.extents[extent]);
         let comes = held().any(|held| held.live_bytes() == 0);
         let free: u64 = held().map(|held| held.free.total()).sum();
         let largest = held().map(|held| held.bytes).max().unwrap_or(0);
         let misses = |bytes: u64| free >= bytes && held().all(|held| held.free.first_fit(bytes).is_none());
-        !comes && (free >= 2 * largest || wanted.is_some_and(misses))
+        !comes && (is_asked || free >= 2 * largest || wanted.is_some_and(misses))
     }
 
     /// Extents that cannot be emptied by moving: a grant that lasts has a slab there, or a slab there has a value that is pinned.

@@ -41,7 +41,15 @@ pub struct Bounds {
     pub lendable: Arc<BTreeMap<NodeId, u64>>,
     /// Nothing is evicted here: what is in use comes back only when it is deleted.
     pub keeps_all: bool,
+    /// Whether a slab takes no more than half of what the shard has free at a node, so that writers who ask for much, and use little of
+    /// it, leave something for the others. A sixteenth of an extent, or one slot, is always to be had.
+    pub in_parts: bool,
 }
+
+/// What the largest slab leaves of what is free, where slabs are bounded: one part in so many is taken.
+const FREE_PARTS: u64 = 2;
+/// A slab of one part in so many of an extent is always small enough.
+const EXTENT_PARTS: u64 = 16;
 
 /// Nothing can be lent.
 static NONE_LENDABLE: BTreeMap<NodeId, u64> = BTreeMap::new();
@@ -57,6 +65,8 @@ pub struct Planner<'a> {
     lendable: &'a BTreeMap<NodeId, u64>,
     /// Nothing is evicted.
     keeps_all: bool,
+    /// Slabs leave some of what is free.
+    in_parts: bool,
     /// What is left of extents of which something was planned away.
     left: BTreeMap<ExtentId, Ranges>,
     /// The nodes that can be used.
@@ -91,14 +101,15 @@ impl Shard {
     /// A planner for one log entry. `avoid`: nodes that the leader does not hear, or that writers cannot reach.
     #[must_use]
     pub fn planner<'a>(&'a self, at: LogTime, avoid: &'a BTreeSet<NodeId>) -> Planner<'a> {
-        self.plan_grants(at, avoid, &NONE_LENDABLE, false, |_| false)
+        self.plan_grants(at, avoid, &NONE_LENDABLE, |_| false)
     }
 
     /// A planner that keeps within these bounds.
     #[must_use]
     pub fn planner_within<'a>(&'a self, at: LogTime, bounds: &'a Bounds) -> Planner<'a> {
         let is_aside = |extent| bounds.aside.contains(&extent);
-        self.plan_grants(at, &bounds.avoid, &bounds.lendable, bounds.keeps_all, is_aside)
+        let Bounds { keeps_all, in_parts, .. } = *bounds;
+        Planner { keeps_all, in_parts, ..self.plan_grants(at, &bounds.avoid, &bounds.lendable, is_aside) }
     }
 
     fn plan_grants<'a>(
@@ -106,12 +117,20 @@ impl Shard {
         at: LogTime,
         avoid: &'a BTreeSet<NodeId>,
         lendable: &'a BTreeMap<NodeId, u64>,
-        keeps_all: bool,
         is_aside: impl Fn(ExtentId) -> bool,
     ) -> Planner<'a> {
-        let (left, planned) = (BTreeMap::new(), BTreeMap::new());
-        let mut planner =
-            Planner { shard: self, at, avoid, lendable, keeps_all, left, nodes: BTreeMap::new(), planned, grants: 0 };
+        let mut planner = Planner {
+            shard: self,
+            at,
+            avoid,
+            lendable,
+            keeps_all: false,
+            in_parts: false,
+            left: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            planned: BTreeMap::new(),
+            grants: 0,
+        };
         let mut nodes: BTreeMap<NodeId, Room> = BTreeMap::new();
         let open = |extent: ExtentId| planner.is_usable(extent) && !is_aside(extent);
         for (extent, held) in self.extents.iter().filter(|(extent, _)| open(**extent)) {
@@ -167,6 +186,10 @@ impl Planner<'_> {
         }
         (shard.admit_request(&asked, usize::from(least)))
             .map_err(|refusal| self.final_if_nothing_goes(asked.namespace, refusal))?;
+        if self.in_parts {
+            let most = u32::try_from(self.slab_most() / u64::from(asked.slot_size.0)).unwrap_or(u32::MAX);
+            asked.slots = SlotCount(asked.slots.0.min(most).max(1));
+        }
         let asked_slots = asked.slots;
         let mut holders = self.fitting(&mut asked, copies, copies);
         if holders.is_empty() {
@@ -200,6 +223,13 @@ impl Planner<'_> {
         *self.planned.entry(asked.namespace).or_default() += bytes * u64::from(found);
         self.grants += 1;
         Ok(ShardCommand::Grant { meta, asked, holders })
+    }
+
+    /// Bytes of the largest slab that leaves enough for others.
+    fn slab_most(&self) -> u64 {
+        let free = self.nodes.values().map(|room| room.bytes).max().unwrap_or(0);
+        let extents = self.nodes.values().flat_map(|room| &room.extents).map(|extent| self.shard.extents[extent].bytes);
+        (free / FREE_PARTS).max(extents.max().unwrap_or(0) / EXTENT_PARTS)
     }
 
     /// Whether one slot has a place at fewer than `needed` nodes, and at others there is memory to lend.

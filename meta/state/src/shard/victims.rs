@@ -132,14 +132,15 @@ impl Shard {
     /// `wanted`: the largest slot that somebody found no place for lately. Then some room in pieces that hold such slots is kept as well: what is
     /// free in smaller ones would keep a node above its mark that has no place for them.
     ///
-    /// `lendable`: nodes with memory that is lent to nobody. More is had there without anything going.
+    /// `coming`: nodes where the shard will have more without anything going, and the bytes of the largest extent that comes: what is lent to
+    /// nobody, and what others give ([`crate::lending::coming`]). Nothing goes there, as far as that is large enough.
     #[must_use]
     pub fn victims(
         &self,
         marks: Marks,
         lacks: &BTreeSet<Lack>,
         wanted: Option<SlotSize>,
-        lendable: &BTreeMap<NodeId, u64>,
+        coming: &BTreeMap<NodeId, u64>,
         leased: impl Fn(Ordinal) -> LogTime,
     ) -> Vec<Victim> {
         let mut rooms = self.room();
@@ -151,7 +152,7 @@ impl Shard {
             room.free + room.resting < room.part(mark) || room.in_pieces < room.part(mark).min(enough)
         };
         // What is freed on a drained node goes back to the directory: no value need go for it.
-        let is_kept_roomy = |node: &NodeId| !lendable.contains_key(node) && !self.drained.contains(node);
+        let is_kept_roomy = |node: &NodeId| !coming.contains_key(node) && !self.drained.contains(node);
         let low = rooms.iter().filter(|(node, room)| is_short(room, marks.low) && is_kept_roomy(node));
         let mut short: BTreeSet<NodeId> = low.map(|(node, _)| *node).collect();
         if short.is_empty() && lacks.is_empty() {
@@ -161,7 +162,7 @@ impl Shard {
         let mut chosen = BTreeSet::new();
         for lack in lacks {
             self.within_quota(*lack, &candidates, &mut chosen);
-            self.in_one_piece(*lack, &candidates, &mut chosen);
+            self.in_one_piece(*lack, &candidates, coming, &mut chosen);
         }
         let give = |rooms: &mut BTreeMap<NodeId, Room>, candidate: &Candidate<'_>| {
             for (holder, bytes) in candidate.slab.grant.holders.iter().zip(&candidate.bytes) {
@@ -284,9 +285,15 @@ impl Shard {
         }
     }
 
-    /// Where no slot of this size fits, even when all has rested, on as many nodes as are needed: the slabs in the way of one, those that were
-    /// used last as long ago as can be.
-    fn in_one_piece(&self, lack: Lack, candidates: &[Candidate<'_>], chosen: &mut BTreeSet<Ordinal>) {
+    /// Where no slot of this size fits, even when all has rested and come, on as many nodes as are needed: the slabs in the way of one, those that
+    /// were used last as long ago as can be.
+    fn in_one_piece(
+        &self,
+        lack: Lack,
+        candidates: &[Candidate<'_>],
+        coming: &BTreeMap<NodeId, u64>,
+        chosen: &mut BTreeSet<Ordinal>,
+    ) {
         let Some(namespace) = self.namespaces.get(&lack.namespace) else { return };
         let (bytes, needed) = (u64::from(lack.slot_size.0), usize::from(namespace.policy.least.max(1)));
         let mut nodes: BTreeMap<NodeId, BTreeMap<ExtentId, Ranges>> = BTreeMap::new();
@@ -294,6 +301,13 @@ impl Shard {
         for (extent, held) in self.extents.iter().filter(|(extent, held)| held.bytes >= bytes && may_hold(extent)) {
             nodes.entry(extent.region.node).or_default().insert(*extent, held.coming());
         }
+        let is_known = |node: &NodeId| self.regions.keys().any(|it| it.node == *node && self.is_open(*it));
+        let come: BTreeSet<NodeId> = coming
+            .iter()
+            .filter(|(node, largest)| **largest >= bytes && is_known(node))
+            .map(|(node, _)| *node)
+            .collect();
+        nodes.retain(|node, _| !come.contains(node));
         for candidate in candidates.iter().filter(|candidate| chosen.contains(&candidate.id)) {
             for (extent, start, bytes) in candidate.slab.spans_of_copies() {
                 if let Some(coming) = nodes.get_mut(&extent.region.node).and_then(|own| own.get_mut(&extent)) {
@@ -306,7 +320,7 @@ impl Shard {
         let mut ways: Vec<(LogTime, Vec<Ordinal>)> =
             lacking.into_iter().filter_map(|own| way(own, bytes, candidates, chosen)).collect();
         ways.sort();
-        let missing = needed.saturating_sub(roomy.len());
+        let missing = needed.saturating_sub(roomy.len() + come.len());
         if ways.len() >= missing {
             chosen.extend(ways.into_iter().take(missing).flat_map(|(_, slabs)| slabs));
         }

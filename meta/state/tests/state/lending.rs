@@ -7,16 +7,16 @@ use crate::{
 use quarry_meta_state::{
     Directory, RequestId, Shard,
     directory::{DirectoryCommand, DirectoryOutcome, Policy},
-    lending::{Giving, Held, Holdings, ahead, giving, ledger, turn},
+    lending::{Coming, Giving, Held, Holdings, ahead, coming, giving, ledger, turn},
     shard::{
-        CommitEntry, DeleteKey, GrantRefusal, GrantRequest, Mode, Publish, Settings, ShardCommand, ShardOutcome,
-        plan::Bounds,
+        CommitEntry, DeleteKey, GrantRefusal, GrantRequest, Lack, Marks, Mode, PlannedMove, Publish, Settings,
+        ShardCommand, ShardOutcome, Victim, plan::Bounds,
     },
 };
 use quarry_wire::{
     frame::FrameKind,
     grant::{Class, Grant},
-    ids::{Generation, NamespaceId, NodeId, ShardId, SlotIndex, WriterId},
+    ids::{ExtentId, Generation, LendNumber, NamespaceId, NodeId, ShardId, SlotIndex, WriterId},
     key::Key,
     limits::QUARANTINE,
     units::{LogTime, SlotCount, SlotSize, millis},
@@ -34,6 +34,8 @@ const EXTENT: u64 = 64 << 10;
 const SLOT: u32 = 4096;
 const SLOTS: u32 = 16;
 const EXTENTS: u32 = 16;
+/// How long an extent is empty before it is given away: whoever was just lent it uses it first.
+const EMPTY_FOR: u64 = 2_000;
 
 struct Lenders {
     directory: Directory,
@@ -42,13 +44,22 @@ struct Lenders {
     drawn: u64,
     /// Grants whose entries are committed, by shard.
     taken: u32,
+    /// Since when extents are seen empty, by shard.
+    empty: Vec<BTreeMap<(ExtentId, LendNumber), u64>>,
 }
 
 impl Lenders {
     /// So many nodes of sixteen extents, and so many shards; values have this many copies, one is enough.
     fn new(nodes: u64, shards: u32, copies: u8) -> Self {
         let made = (1..=shards).map(|id| Shard::new(ShardId(id), Settings::new(Generation(1), shards)));
-        let mut it = Self { directory: Directory::new(), shards: made.collect(), at: 1_000, drawn: 0, taken: 0 };
+        let mut it = Self {
+            directory: Directory::new(),
+            shards: made.collect(),
+            at: 1_000,
+            drawn: 0,
+            taken: 0,
+            empty: vec![BTreeMap::new(); shards as usize],
+        };
         it.direct(DirectoryCommand::InitCluster(cluster(shards)));
         for node in 1..=nodes {
             it.direct(DirectoryCommand::AdmitCertificate(certificate(node)));
@@ -96,10 +107,12 @@ impl Lenders {
             for node in own.nodes.keys() {
                 match giving(&own, &all, *node, unlent.contains_key(node)) {
                     Giving::Keep => {}
-                    Giving::Loose => self.drop_one(index, *node),
-                    Giving::Emptied if own.nodes[node].loose > 0 => self.drop_one(index, *node),
+                    Giving::Loose { at_once } => self.drop_one(index, *node, at_once),
+                    Giving::Compacted { .. } => self.compact(index, *node),
                     Giving::Emptied => {
-                        if let Some((_, victims)) = self.shards[index].victims_of_an_extent(*node, |_| LogTime(0)) {
+                        if turn(&own, &all, *node) == 0
+                            && let Some((_, victims)) = self.shards[index].victims_of_an_extent(*node, |_| LogTime(0))
+                        {
                             self.apply(index, ShardCommand::Evict { victims });
                         }
                     }
@@ -120,11 +133,34 @@ impl Lenders {
         }
         moved
     }
-    fn drop_one(&mut self, index: usize, node: NodeId) {
-        let idle: Vec<_> = self.shards[index].idle_extents().filter(|(it, _)| it.region.node == node).collect();
-        if let Some((extent, lend)) = idle.last().copied() {
+    /// Gives an empty extent of `node` back, if one has been empty for long enough.
+    fn drop_one(&mut self, index: usize, node: NodeId, at_once: bool) {
+        let idle: BTreeSet<_> = self.shards[index].idle_extents().filter(|(it, _)| it.region.node == node).collect();
+        let empty = &mut self.empty[index];
+        empty.retain(|lent, _| lent.0.region.node != node || idle.contains(lent));
+        for lent in &idle {
+            empty.entry(*lent).or_insert(self.at);
+        }
+        let first = idle.iter().map(|lent| (empty[lent], *lent)).min();
+        if let Some((since, (extent, lend))) = first
+            && (at_once || since + EMPTY_FOR <= self.at)
+        {
             assert_eq!(self.apply(index, ShardCommand::DropExtent { extent, lend }), ShardOutcome::DropExtent(Ok(())));
         }
+    }
+    /// Moves some values out of the extent of `node` that has the fewest, as the leader does.
+    fn compact(&mut self, index: usize, node: NodeId) {
+        let (asked, none, no_extents) = (BTreeSet::from([node]), BTreeSet::new(), BTreeSet::new());
+        let shard = &self.shards[index];
+        let Some(sparse) = shard.sparse_extent(None, &asked, &none, &no_extents) else { return };
+        let away = BTreeSet::from([sparse.extent]);
+        let plan = shard.plan_move(NodeId(100), LogTime(self.at), &sparse.values, &away, &none);
+        let Some(PlannedMove { command, entries, .. }) = plan else { return };
+        let ShardOutcome::Grant(Ok(grant)) = self.apply(index, command) else { panic!("it was planned") };
+        let attested = grant.holders.iter().map(|holder| attested(holder.region.node.0)).collect();
+        let publish = Publish { grant: grant.id, entries, attested };
+        let ShardOutcome::Publish(outcomes) = self.apply(index, ShardCommand::Publish(publish)) else { panic!() };
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
     }
     /// Rounds until nothing goes from hand to hand any more, with time to rest between them.
     fn balance(&mut self) {
@@ -176,6 +212,18 @@ impl Lenders {
             }
         }
         None
+    }
+    /// The slabs that the leader of a shard would let go now.
+    fn victims(&self, index: usize, lacks: &BTreeSet<Lack>) -> Vec<Victim> {
+        let (shard, all) = (&self.shards[index], self.holdings());
+        let mut comes = self.directory.unlent();
+        for node in self.directory.extents().map(|(extent, ..)| extent.region.node) {
+            if let Some(Coming::Loose(bytes) | Coming::Compacted(bytes)) = coming(&all[index], &all, node) {
+                comes.insert(node, bytes);
+            }
+        }
+        let marks = if shard.is_written() { Marks::default() } else { Marks { low: 0, high: 0 } };
+        shard.victims(marks, lacks, None, &comes, |_| LogTime(0))
     }
     fn fill(&mut self, index: usize, grant: &Grant) {
         let shards = u32::try_from(self.shards.len()).unwrap();
@@ -376,67 +424,170 @@ fn the_ledger_finds_an_extent_that_two_hold_or_nobody() {
     assert!(broken.to_string().contains("has it no more"), "{broken}");
 }
 
+/// What one shard has of node 1: extents of 100 bytes each.
+fn held(extents: u32, room: u64, loose: u32, wanted: Option<u64>) -> Held {
+    Held { extents, bytes: u64::from(extents) * 100, room, loose, wanted }
+}
+
+/// The shards that have this, numbered from 1, all of them written or none.
+fn shards(held: &[Held], is_written: bool) -> Vec<Holdings> {
+    let with = |(shard, held): (u32, &Held)| Holdings {
+        shard: ShardId(shard),
+        generation: Generation(1),
+        nodes: BTreeMap::from([(NodeId(1), *held)]),
+        has_grants: is_written,
+        is_written,
+    };
+    (1..).zip(held).map(with).collect()
+}
+
+/// What the first of them is to do.
+fn asked_of(is_written: bool, all: &[Held]) -> Giving {
+    let all = shards(all, is_written);
+    giving(&all[0], &all, NodeId(1), false)
+}
+
 #[test]
 fn every_shard_that_is_richer_by_two_empties_an_extent_in_turn_unless_one_is_coming() {
     use Giving::{Emptied, Keep};
     let node = NodeId(1);
-    let all = |held: [(u32, u32, Option<u64>); 4]| -> Vec<Holdings> {
-        let with = |(shard, (extents, loose, wanted))| Holdings {
-            shard: ShardId(shard),
-            generation: Generation(1),
-            nodes: BTreeMap::from([(node, Held { extents, bytes: 100 * u64::from(extents), room: 0, loose, wanted })]),
-            has_grants: false,
-        };
-        (1..).zip(held).map(with).collect()
+    let all = |all: [(u32, u32, Option<u64>); 4]| {
+        shards(&all.map(|(extents, loose, wanted)| held(extents, u64::from(loose) * 100, loose, wanted)), true)
     };
     let givings = |all: &[Holdings]| all.iter().map(|own| giving(own, all, node, false)).collect::<Vec<_>>();
     let full = all([(5, 0, None), (3, 0, Some(1)), (1, 0, Some(1)), (2, 0, None)]);
     assert_eq!(givings(&full), [Emptied, Emptied, Keep, Keep]);
     assert_eq!(full.iter().map(|own| turn(own, &full, node)).collect::<Vec<_>>(), [0, 1, 3, 2]);
-    let coming = all([(5, 1, None), (3, 0, None), (1, 0, Some(1)), (2, 0, None)]);
-    assert_eq!(givings(&coming), [Emptied, Keep, Keep, Keep]);
+    let coming = all([(5, 1, None), (3, 1, None), (1, 0, Some(1)), (2, 2, None)]);
+    let now = |at_once| Giving::Loose { at_once };
+    assert_eq!(givings(&coming), [now(true), now(true), Keep, now(false)]);
     let equal = all([(2, 0, None), (2, 0, None), (0, 0, Some(1)), (2, 0, None)]);
     assert_eq!(equal.iter().map(|own| turn(own, &equal, node)).collect::<Vec<_>>(), [2, 1, 3, 0]);
     assert_eq!(givings(&equal), [Emptied, Emptied, Keep, Emptied]);
 }
 
 #[test]
-fn a_shard_gives_only_what_leaves_it_room_unless_it_is_richer_by_two() {
-    let node = NodeId(1);
-    let with = |shard: u32, held: Held| Holdings {
-        shard: ShardId(shard),
-        generation: Generation(1),
-        nodes: BTreeMap::from([(node, held)]),
-        has_grants: false,
-    };
-    let held = |extents: u32, room: u64, loose: u32, wanted: Option<u64>| Held {
-        extents,
-        bytes: u64::from(extents) * 100,
-        room,
-        loose,
-        wanted,
-    };
-    let asked_of = |own: Held, other: Held| {
-        let (own, other) = (with(1, own), with(2, other));
-        giving(&own, &[own.clone(), other], node, false)
-    };
+fn what_is_empty_goes_to_who_needs_it_unless_a_poorer_writer_needs_it_as_room() {
+    let loose = Giving::Loose { at_once: false };
     let wants = held(0, 0, 0, Some(1));
-    assert_eq!(asked_of(held(1, 100, 1, None), wants), Giving::Loose);
-    assert_eq!(asked_of(held(2, 120, 1, None), held(2, 0, 0, Some(1))), Giving::Keep, "20 of 100 would be too little");
-    assert_eq!(asked_of(held(2, 130, 1, None), held(2, 0, 0, Some(1))), Giving::Loose);
-    assert_eq!(asked_of(held(1, 100, 1, Some(1)), wants), Giving::Keep, "it wants some itself");
-    assert_eq!(asked_of(held(2, 0, 0, None), wants), Giving::Emptied);
-    assert_eq!(asked_of(held(2, 0, 0, Some(1)), wants), Giving::Emptied);
-    assert_eq!(asked_of(held(1, 0, 0, None), wants), Giving::Emptied, "the other has none at all");
-    assert_eq!(asked_of(held(1, 0, 0, Some(1)), wants), Giving::Keep, "two that want one take no turns");
-    assert_eq!(
-        asked_of(held(3, 150, 1, Some(1)), wants),
-        Giving::Emptied,
-        "the empty one, though it wants more itself"
-    );
-    assert_eq!(asked_of(held(2, 0, 0, None), held(1, 0, 0, Some(1))), Giving::Keep, "it is hardly richer");
-    assert_eq!(asked_of(held(4, 400, 4, None), held(2, 100, 1, None)), Giving::Keep, "nobody needs it");
-    assert_eq!(asked_of(held(4, 0, 0, None), held(2, 10, 0, None)), Giving::Keep, "no value goes for more room");
-    let (own, other) = (with(1, held(4, 400, 4, None)), with(2, wants));
-    assert_eq!(giving(&own, &[other], node, true), Giving::Keep, "there is unlent memory");
+    for is_written in [false, true] {
+        assert_eq!(asked_of(is_written, &[held(1, 100, 1, None), wants]), loose);
+        assert_eq!(asked_of(is_written, &[held(2, 120, 1, None), held(2, 0, 0, Some(1))]), loose);
+        assert_eq!(asked_of(is_written, &[held(2, 120, 1, None), held(2, 20, 0, None)]), loose, "that one is short");
+        assert_eq!(asked_of(is_written, &[held(2, 130, 1, None), held(2, 40, 0, None)]), loose, "it only asks");
+        assert_eq!(asked_of(is_written, &[held(2, 110, 1, None), held(2, 40, 0, None)]), Giving::Keep);
+        assert_eq!(asked_of(is_written, &[held(1, 100, 1, Some(1)), wants]), Giving::Keep, "it wants some itself");
+        assert_eq!(asked_of(is_written, &[held(4, 400, 4, None), held(2, 100, 1, None)]), Giving::Keep, "no need");
+        let at_once = Giving::Loose { at_once: true };
+        assert_eq!(asked_of(is_written, &[held(3, 150, 1, Some(1)), wants]), at_once, "though it wants more itself");
+    }
+    let poorer = [held(2, 105, 1, None), held(3, 0, 0, Some(1))];
+    assert_eq!((asked_of(true, &poorer), asked_of(false, &poorer)), (Giving::Keep, loose));
+    let all = shards(&[held(2, 105, 1, None), wants], true);
+    assert_eq!(giving(&all[0], &all, NodeId(1), true), Giving::Keep, "there is unlent memory");
+}
+
+#[test]
+fn values_are_moved_for_others_before_any_go_and_go_only_for_who_found_no_place() {
+    let moved = |or_emptied| Giving::Compacted { or_emptied };
+    let (short, wants) = (held(2, 10, 0, None), held(1, 0, 0, Some(1)));
+    assert_eq!(asked_of(true, &[held(3, 130, 0, None), short]), moved(false));
+    assert_eq!(asked_of(true, &[held(3, 120, 0, None), short]), Giving::Keep, "20 of 200 would be too little");
+    assert_eq!(asked_of(true, &[held(3, 130, 0, None), wants]), moved(true));
+    assert_eq!(asked_of(true, &[held(1, 90, 0, None), held(1, 0, 0, Some(1))]), Giving::Keep, "it has no other");
+    assert_eq!(asked_of(true, &[held(3, 130, 0, None), wants, held(1, 100, 1, None)]), Giving::Keep, "one is coming");
+    assert_eq!(asked_of(true, &[held(3, 0, 0, None), wants]), Giving::Emptied);
+    assert_eq!(asked_of(true, &[held(2, 0, 0, None), held(0, 0, 0, Some(1))]), Giving::Emptied);
+    assert_eq!(asked_of(true, &[held(2, 0, 0, Some(1)), held(0, 0, 0, Some(1))]), Giving::Emptied);
+    assert_eq!(asked_of(true, &[held(1, 0, 0, None), held(0, 0, 0, Some(1))]), Giving::Emptied, "that one has none");
+    assert_eq!(asked_of(true, &[held(1, 0, 0, Some(1)), held(0, 0, 0, Some(1))]), Giving::Keep, "no turns");
+    assert_eq!(asked_of(true, &[held(2, 0, 0, None), wants]), Giving::Keep, "it is hardly richer");
+    assert_eq!(asked_of(true, &[held(4, 0, 0, None), short]), Giving::Keep, "no value goes for more room");
+    // Who can move values comes first, and not for ever.
+    let all = shards(&[held(4, 0, 0, None), held(3, 130, 0, None), wants], true);
+    assert_eq!(giving(&all[0], &all, NodeId(1), false), Giving::Emptied);
+    assert_eq!((turn(&all[0], &all, NodeId(1)), turn(&all[1], &all, NodeId(1))), (1, 1));
+}
+
+#[test]
+fn a_shard_waits_for_what_others_have_empty_or_can_make_empty_and_for_nothing_else() {
+    let node = NodeId(1);
+    let comes = |all: &[Held]| {
+        let all = shards(all, true);
+        coming(&all[0], &all, node)
+    };
+    let full = held(2, 0, 0, Some(1));
+    assert_eq!(comes(&[held(3, 0, 0, Some(1)), held(2, 105, 1, None)]), None, "a poorer writer needs it");
+    assert_eq!(comes(&[full, held(2, 100, 1, None)]), Some(Coming::Loose(100)));
+    assert_eq!(comes(&[full, held(3, 140, 0, None)]), Some(Coming::Compacted(100)));
+    assert_eq!(comes(&[full, held(3, 140, 0, None), held(2, 100, 1, None)]), Some(Coming::Loose(100)));
+    assert_eq!(comes(&[full, held(2, 100, 1, Some(1)), held(9, 0, 0, None)]), None);
+    let mut old = shards(&[full, held(2, 200, 2, None)], false);
+    assert_eq!(coming(&old[0], &old, node), Some(Coming::Loose(100)));
+    old[1].generation = Generation(2);
+    assert_eq!(coming(&old[0], &old, node), None);
+}
+
+/// Writers of several shards put and delete whatever they like, as long as all values together have no more than half of the memory: however it
+/// is spread over the shards, and whoever had the memory before, everybody finds a place in time and nothing goes.
+#[test]
+fn no_value_goes_while_half_of_the_memory_is_free_whichever_shards_are_used() {
+    for seed in 0..6 {
+        let mut it = Lenders::new(2, 4, 1);
+        let mut random = Random(seed);
+        let mut keys: Vec<Vec<Key>> = vec![Vec::new(); 4];
+        let budget = usize::try_from(2 * EXTENTS * SLOTS / 2).unwrap();
+        for step in 0..120 {
+            let hot = usize::try_from((seed + step / 20) % 4).unwrap();
+            let index = if random.below(4) == 0 { usize::try_from(random.below(4)).unwrap() } else { hot };
+            let slots = 1 + usize::try_from(random.below(16)).unwrap();
+            let used: usize = keys.iter().map(Vec::len).sum();
+            if used + slots > budget || random.below(4) == 0 {
+                // Of one shard, sometimes nearly all.
+                let from = usize::try_from(random.below(4)).unwrap();
+                let part = 2 + random.below(14);
+                let gone: Vec<Key> = keys[from].extract_if(.., |_| random.below(part) > 0).collect();
+                for keys in gone.chunks(32) {
+                    it.drawn += 1;
+                    let request = RequestId { at: it.shards[from].log_time(), random: it.drawn };
+                    let keys = keys.iter().map(|key| DeleteKey { key: key.clone(), expected: None }).collect();
+                    it.apply(from, ShardCommand::Delete { request, namespace: SPACE, keys });
+                }
+            } else {
+                let before = it.taken;
+                let grant = it.put(index, u32::try_from(slots).unwrap());
+                let grant = grant.unwrap_or_else(|| panic!("seed {seed}, step {step}: {:?}", it.holdings()));
+                let own = (before + 1..=it.taken).map(|number| Key::new(format!("k{number}")).unwrap());
+                let own: Vec<Key> = own.filter(|key| key.shard(SPACE, 4) == grant.id.shard).collect();
+                assert_eq!(own.len(), grant.slots.0 as usize);
+                keys[index].extend(own);
+            }
+            // A writer keeps a slot open, so that its shard needs room.
+            if let Ok(command) = it.plan(hot, 1) {
+                it.apply(hot, command);
+            }
+            it.round();
+            it.at += random.below(2_000);
+            for index in 0..4 {
+                it.apply(index, ShardCommand::Tick { horizon: None });
+                let victims = it.victims(index, &BTreeSet::new());
+                assert_eq!(victims, [], "seed {seed}, step {step}: {:?}", it.holdings());
+            }
+        }
+        let values: usize = it.shards.iter().map(Shard::values).sum();
+        assert_eq!(values, keys.iter().map(Vec::len).sum::<usize>(), "seed {seed}");
+    }
+}
+
+/// Splitmix64: the same numbers every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
 }

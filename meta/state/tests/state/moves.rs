@@ -351,7 +351,7 @@ fn sparse_extents_are_emptied_until_large_slots_fit_again() {
     assert!(matches!(whole(&mut bench), Err(GrantRefusal::NoSpace { .. })), "15/16 of the memory is free");
     let mut emptied = BTreeSet::new();
     while let Some(Sparse { extent, live_bytes, values }) =
-        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new())
+        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new())
     {
         assert!(live_bytes >= u64::from(SLOT) && !values.is_empty());
         let away = BTreeSet::from([extent]);
@@ -366,11 +366,11 @@ fn sparse_extents_are_emptied_until_large_slots_fit_again() {
     whole(&mut bench).unwrap();
     assert_eq!(bench.shard.values(), EXTENTS as usize);
     assert!(
-        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new()).is_some(),
+        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).is_some(),
         "the free one was taken: the next is needed"
     );
     assert_eq!(
-        bench.shard.sparse_extent(None, &BTreeSet::from([NodeId(1)]), &BTreeSet::new()),
+        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::from([NodeId(1)]), &BTreeSet::new()),
         None,
         "a node that is not heard is left"
     );
@@ -386,12 +386,15 @@ fn an_extent_with_an_open_grant_or_a_pin_is_not_emptied() {
     let pinned: Vec<&str> = names[2..].iter().map(String::as_str).collect();
     bench.pin(1, &pinned, 60 * SECOND);
     bench.grant(1);
-    let found = bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new()).unwrap();
+    let found = bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).unwrap();
     assert_eq!((found.extent, found.values.len()), (extent(1, 1), 1));
     bench.pin(1, &["1-1"], 60 * SECOND);
-    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new()), None);
+    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()), None);
     bench.wait(TTL + millis(QUARANTINE));
-    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new()).unwrap().extent, extent(1, 0));
+    assert_eq!(
+        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).unwrap().extent,
+        extent(1, 0)
+    );
     bench.drain();
 }
 
@@ -405,15 +408,15 @@ fn somebody_who_found_no_place_for_a_large_slot_has_an_extent_emptied() {
         let name = format!("more-{}", bench.shard.values());
         bench.commit(&grant, entry(0, &name, 5, Mode::Create)).unwrap();
     }
-    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new()), None);
+    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()), None);
     assert_eq!(
-        bench.shard.sparse_extent(Some(u64::from(SLOT)), &BTreeSet::new(), &BTreeSet::new()),
+        bench.shard.sparse_extent(Some(u64::from(SLOT)), &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()),
         None,
         "that one has a place"
     );
-    assert!(bench.shard.sparse_extent(Some(EXTENT), &BTreeSet::new(), &BTreeSet::new()).is_some());
+    assert!(bench.shard.sparse_extent(Some(EXTENT), &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).is_some());
     assert_eq!(
-        bench.shard.sparse_extent(Some(2 * EXTENT), &BTreeSet::new(), &BTreeSet::new()),
+        bench.shard.sparse_extent(Some(2 * EXTENT), &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()),
         None,
         "no extent is so large"
     );

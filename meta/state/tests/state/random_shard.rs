@@ -364,7 +364,12 @@ impl History {
             Step::Move { keys, away, sparse, nodes, only } => {
                 let shard = &self.bench.shard;
                 let found = if sparse {
-                    shard.sparse_extent(Some(u64::from(away) << 8), &BTreeSet::new(), &BTreeSet::new())
+                    shard.sparse_extent(
+                        Some(u64::from(away) << 8),
+                        &BTreeSet::new(),
+                        &BTreeSet::new(),
+                        &BTreeSet::new(),
+                    )
                 } else {
                     None
                 };
