@@ -289,7 +289,7 @@ impl Shard {
     /// Whether a writer has a grant that is open.
     #[must_use]
     pub fn is_written(&self) -> bool {
-        self.writers.keys().any(|writer| *writer != WriterId::HOLDERS)
+        self.writers.range(..).any(|(writer, _)| *writer != WriterId::HOLDERS)
     }
 
     /// Nodes with a region whose extents hold a slot of `bytes`, up and not among `avoid`, where this shard has no place for one now: an
