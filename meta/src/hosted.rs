@@ -55,6 +55,11 @@ impl<S: Replicated> Hosted<S> {
         Ok(self.group.with(|machine, _| read(machine.state(), self.stamp(term, machine.state()))))
     }
 
+    /// A copy of the state that is applied here, to walk over all of it: entries wait for the copy alone, which costs little.
+    pub(crate) fn frozen(&self) -> S {
+        self.read(S::clone)
+    }
+
     /// The term that this node leads in and whose machine holds all that earlier leaders committed.
     pub(crate) fn leads(&self) -> Result<Term, Refusal> {
         match self.group.leads() {

@@ -186,13 +186,14 @@ pub(crate) fn stand(shard: &HostedShard) {
     let standing = running.map_or_else(
         |_| Standing::default(),
         |running| {
-            shard.hosted.read(|state: &Shard| Standing {
+            let state: Shard = shard.hosted.frozen();
+            Standing {
                 space: state.space().total,
                 grants: state.live_grants(),
                 pins: state.pins(),
                 keys: state.values(),
                 horizon: state.horizon().since(running),
-            })
+            }
         },
     );
     let id = shard.id.0.to_string();

@@ -63,23 +63,24 @@ impl MetaProbe {
         members.into_iter().map(|(node, member)| (NodeId(node.0), member.addr)).collect()
     }
 
-    /// What the node answers to a call of `Status`.
+    /// What the node answers to a call of `Status`. Walks over all slots: not for a thread that others wait for.
     #[must_use]
     pub fn status(&self) -> v1::StatusReply {
         status(&self.core)
     }
 
-    /// What the memory of data nodes is used for, in at most `cells` cells each, as far as this node has applied.
+    /// What the memory of data nodes is used for, in at most `cells` cells each, as far as this node has applied. Walks over
+    /// all slots.
     #[must_use]
     pub fn maps(&self, cells: u32) -> BTreeMap<RegionId, RegionMap> {
         let mut maps = self.core.directory.read(|directory| Maps::new(directory, cells));
         for shard in self.core.shards.iter() {
-            shard.hosted.read(|state| maps.add(state));
+            maps.add(&shard.hosted.frozen());
         }
         maps.finish()
     }
 
-    /// Sets the gauges that tell where the node stands. To be called before its metrics are shown.
+    /// Sets the gauges that tell where the node stands. To be called before its metrics are shown. Walks over all slots, once a second at most.
     pub fn record_metrics(&self) {
         self.core.directory.group.record_metrics();
         for shard in self.core.shards.iter() {

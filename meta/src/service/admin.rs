@@ -49,7 +49,10 @@ impl Admin for Service {
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
-        self.call(async { Ok(status(self.core())) }).await
+        let core = Arc::clone(&self.0);
+        // It walks over all slots: not on a thread that others wait for.
+        let asked = tokio::task::spawn_blocking(move || status(&core));
+        self.call(async { Ok(asked.await.expect("it has no reason to panic")) }).await
     }
 
     async fn state_hash(&self, request: Request<v1::StateHashRequest>) -> Result<Response<v1::StateHashReply>, Status> {
@@ -355,7 +358,7 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         data_nodes,
         counters: core.counters.read(),
         space: (core.directory.read(unlent).into_iter())
-            .chain(core.shards.iter().flat_map(|shard| shard.hosted.read(space)))
+            .chain(core.shards.iter().flat_map(|shard| space(&shard.hosted.frozen())))
             .collect(),
         admin_address: core.config.admin_address.clone().unwrap_or_default(),
         certificate: core.config.certificate.encode().into(),

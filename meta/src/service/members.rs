@@ -272,7 +272,7 @@ pub(super) async fn set_standing(
     }
     let (mut copies, mut last_copies) = (0, 0);
     for shard in core.shards.iter() {
-        let (all, last) = shard.hosted.read(|state| state.copies_on(node));
+        let (all, last) = shard.hosted.frozen().copies_on(node);
         (copies, last_copies) = (copies + all, last_copies + last);
     }
     let reply = v1::SetStandingReply { copies, last_copies };

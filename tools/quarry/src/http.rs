@@ -133,6 +133,25 @@ impl Shown {
         }
         self.exporter.render(self.ready().is_ok())
     }
+    /// What the process says of itself, as JSON.
+    fn page(&self) -> String {
+        let (ready, alive) = (self.ready(), self.alive());
+        let mut page = json!({
+            "role": self.role,
+            "node": self.node.0,
+            "version": VERSION,
+            "uptime_seconds": self.began.elapsed().as_secs(),
+            "alive": alive.is_ok(),
+            "ready": ready.is_ok(),
+            "why_not": alive.err().or_else(|| ready.err()),
+        });
+        if let Stage::Running(probe) = &*self.stage.read()
+            && let (Value::Object(page), Value::Object(more)) = (&mut page, probe.status())
+        {
+            page.extend(more);
+        }
+        format!("{page:#}\n")
+    }
     fn ready(&self) -> Result<(), String> {
         match &*self.stage.read() {
             Stage::Starting => Err("the node recovers".to_owned()),
@@ -232,7 +251,7 @@ fn said(result: Result<(), String>) -> Response {
 }
 
 async fn metrics(State(shown): State<Arc<Shown>>) -> Response {
-    ([(CONTENT_TYPE, EXPOSITION)], shown.metrics()).into_response()
+    ([(CONTENT_TYPE, EXPOSITION)], aside(move || shown.metrics()).await).into_response()
 }
 
 /// The whole cluster, as this meta node can find it out.
@@ -242,25 +261,16 @@ async fn cluster(State(shown): State<Arc<Shown>>) -> Response {
         _ => None,
     };
     let Some((probe, trust)) = asked else { return said(Err("the node recovers".to_owned())) };
-    let page = shown.cluster.page(&probe, &trust, || shown.metrics()).await;
+    let counted = Arc::clone(&shown);
+    let page = shown.cluster.page(&probe, &trust, move || counted.metrics()).await;
     ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")], page.to_string()).into_response()
 }
 
+/// Counting walks over all that a meta node knows: it is not for a thread that others wait for.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("counting has no reason to panic")
+}
+
 async fn status(State(shown): State<Arc<Shown>>) -> Response {
-    let (ready, alive) = (shown.ready(), shown.alive());
-    let mut page = json!({
-        "role": shown.role,
-        "node": shown.node.0,
-        "version": VERSION,
-        "uptime_seconds": shown.began.elapsed().as_secs(),
-        "alive": alive.is_ok(),
-        "ready": ready.is_ok(),
-        "why_not": alive.err().or_else(|| ready.err()),
-    });
-    if let Stage::Running(probe) = &*shown.stage.read()
-        && let (Value::Object(page), Value::Object(more)) = (&mut page, probe.status())
-    {
-        page.extend(more);
-    }
-    ([(CONTENT_TYPE, "application/json")], format!("{page:#}\n")).into_response()
+    ([(CONTENT_TYPE, "application/json")], aside(move || shown.page()).await).into_response()
 }

@@ -10,7 +10,7 @@ use quarry::{
 use quarry_meta::MetaProbe;
 use quarry_trust::Trust;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
 /// What was gathered is shown for so long.
 const FRESH: Duration = Duration::from_secs(1);
@@ -26,7 +26,12 @@ pub(crate) struct Gathered(Mutex<Option<(Instant, Arc<str>)>>);
 
 impl Gathered {
     /// The cluster as JSON. `metrics` renders those of this process.
-    pub(crate) async fn page(&self, probe: &MetaProbe, trust: &Trust, metrics: impl Fn() -> String) -> Arc<str> {
+    pub(crate) async fn page(
+        &self,
+        probe: &MetaProbe,
+        trust: &Trust,
+        metrics: impl FnOnce() -> String + Send + 'static,
+    ) -> Arc<str> {
         // Held while asking, so that who comes meanwhile waits for the same answer.
         let mut last = self.0.lock().await;
         if let Some((at, page)) = &*last
@@ -40,8 +45,15 @@ impl Gathered {
     }
 }
 
-async fn gather(probe: &MetaProbe, trust: &Trust, metrics: impl Fn() -> String) -> serde_json::Value {
-    let own = probe.status();
+async fn gather(
+    probe: &MetaProbe,
+    trust: &Trust,
+    metrics: impl FnOnce() -> String + Send + 'static,
+) -> serde_json::Value {
+    let asked = probe.clone();
+    // All three walk over all slots.
+    let counted = spawn_blocking(move || (asked.status(), asked.maps(CELLS), metrics()));
+    let (own, maps, metrics) = counted.await.expect("counting has no reason to panic");
     let metas = probe.metas();
     let others = metas.iter().filter(|(node, _)| node.0 != own.node).map(|(_, address)| address.clone());
     let others: Vec<String> = others.collect();
@@ -59,7 +71,7 @@ async fn gather(probe: &MetaProbe, trust: &Trust, metrics: impl Fn() -> String) 
         let counted = match &status {
             Ok(status) if node.0 != own.node => tokio::spawn(counters(node.0, status.admin_address.clone())),
             Ok(_) => {
-                let own = Scrape::parse(&metrics()).map_err(|wrong| wrong.to_string());
+                let own = Scrape::parse(&metrics).map_err(|wrong| wrong.to_string());
                 tokio::spawn(async move { own })
             }
             Err(_) => tokio::spawn(async { Err("the node does not answer".to_owned()) }),
@@ -72,7 +84,7 @@ async fn gather(probe: &MetaProbe, trust: &Trust, metrics: impl Fn() -> String) 
         let counters = counted.await.expect("reading counters does not panic");
         all.push(Heard { node, address, status, counters });
     }
-    view::cluster(&own, &all, &probe.maps(CELLS))
+    view::cluster(&own, &all, &maps)
 }
 
 /// The metrics of a meta node, if it is that node that shows them: an admin port that listens on its own host alone is somebody else's here.
