@@ -1,7 +1,10 @@
 //! Heartbeats to every meta node. Each reply says which of our regions' lives are over, and what changed in the directory.
 
 use crate::{metas::with_timeout, node::Node};
-use quarry_proto::v1;
+use quarry_proto::{
+    refusal::Refusal,
+    v1::{self, node_refused::Reason},
+};
 use quarry_wire::ids::{FeedNumber, Generation, Incarnation, RegionId};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{
@@ -68,8 +71,9 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     };
     let deadline = Instant::now() + node.heartbeat.max(REPLY_MAX);
     let call = async { node.metas.registry(address)?.heartbeat(with_timeout(request, deadline)).await };
-    let reply = timeout_at(deadline, call).await.map_err(|_| Status::deadline_exceeded("no reply in time"))??;
-    let reply = reply.into_inner();
+    let reply = timeout_at(deadline, call).await.map_err(|_| Status::deadline_exceeded("no reply in time"))?;
+    note_forgotten(node, reply.as_ref().err());
+    let reply = reply?.into_inner();
     node.metas.heard(&reply.groups);
     if !node.see_generation(Generation(reply.generation)) {
         // A node that slept through a restore. Whatever it says is about memory that is no more.
@@ -79,9 +83,24 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     let over: Vec<(RegionId, Incarnation)> =
         reply.void.into_iter().filter_map(|life| Some((life.region?.into(), life.incarnation?.into()))).collect();
     node.void_all(&over, feed);
-    node.metas.learn(&reply.metas, reply.changes.as_ref());
+    node.metas.learn(Generation(reply.generation), &reply.metas, reply.changes.as_ref());
     if let Some(changes) = reply.changes {
         node.membership.apply(changes);
     }
     Ok(())
+}
+
+/// A node whose number is used up serves nobody, whatever it holds; it may have missed its own death. An answer of another kind shows that it is
+/// known.
+fn note_forgotten(node: &Node, wrong: Option<&Status>) {
+    let why = match wrong.map(Refusal::from_status) {
+        None => None,
+        Some(Some(Refusal::NodeRefused(it))) if it.reason() == Reason::Retired => Some(it.why),
+        Some(_) => return,
+    };
+    node.standing.send_if_modified(|standing| {
+        let changed = standing.forgotten != why;
+        standing.forgotten = why;
+        changed
+    });
 }

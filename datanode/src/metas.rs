@@ -11,7 +11,10 @@ use quarry_proto::{
     v1::{self, control_client::ControlClient, data_node_client::DataNodeClient, registry_client::RegistryClient},
 };
 use quarry_trust::{Expect, Trust};
-use quarry_wire::{ids::NodeId, limits::MESSAGE_BYTES_MAX};
+use quarry_wire::{
+    ids::{Generation, NodeId},
+    limits::MESSAGE_BYTES_MAX,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -91,14 +94,22 @@ pub(crate) struct Metas {
 pub(crate) struct Present {
     addresses: BTreeMap<u64, String>,
     retired: BTreeSet<u64>,
+    /// Where those of them were that are retired.
+    left: BTreeSet<String>,
+    /// In which all of this is so: a generation that begins from a backup does not know of later removals, and has meta nodes of its own.
+    generation: Generation,
 }
 
 impl Present {
     /// Takes in what one of them says. It may be behind, so nobody goes because it does not name them.
-    fn learn(&mut self, metas: &[v1::MetaInfo], retired: &[u64]) {
+    fn learn(&mut self, generation: Generation, metas: &[v1::MetaInfo], retired: &[u64]) {
+        if generation > self.generation {
+            *self = Self { generation, ..Self::default() };
+        }
         self.retired.extend(retired);
         self.addresses.extend(metas.iter().map(|meta| (meta.node, meta.address.clone())));
-        self.addresses.retain(|node, _| !self.retired.contains(node));
+        let gone: Vec<u64> = self.addresses.keys().copied().filter(|node| self.retired.contains(node)).collect();
+        self.left.extend(gone.into_iter().filter_map(|node| self.addresses.remove(&node)));
     }
 }
 
@@ -127,10 +138,12 @@ impl Metas {
         all
     }
 
-    /// Where to send heartbeats; as long as nobody has told, where it was configured to.
+    /// Where to send heartbeats: to the meta nodes that the cluster has, and to those that it was configured with unless they are known to be
+    /// retired. A meta node that moved is found by its configured address alone.
     pub(crate) fn listeners(&self) -> BTreeSet<String> {
-        let present: BTreeSet<String> = self.present.borrow().addresses.values().cloned().collect();
-        if present.is_empty() { self.configured.iter().cloned().collect() } else { present }
+        let present = self.present.borrow();
+        let configured = self.configured.iter().filter(|address| !present.left.contains(*address));
+        configured.chain(present.addresses.values()).cloned().collect()
     }
 
     /// Tells when [`Metas::listeners`] changes.
@@ -139,11 +152,11 @@ impl Metas {
     }
 
     /// Takes note of the meta nodes that the cluster has, and of nodes that are gone for good.
-    pub(crate) fn learn(&self, metas: &[v1::MetaInfo], changes: Option<&v1::Changes>) {
+    pub(crate) fn learn(&self, generation: Generation, metas: &[v1::MetaInfo], changes: Option<&v1::Changes>) {
         let retired = changes.map_or(&[][..], |changes| &changes.retired);
         self.present.send_if_modified(|present| {
             let before = present.clone();
-            present.learn(metas, retired);
+            present.learn(generation, metas, retired);
             *present != before
         });
     }
@@ -272,12 +285,30 @@ mod tests {
     fn a_meta_node_that_is_not_named_stays_and_one_that_is_retired_goes_for_good() {
         let meta = |node: u64| v1::MetaInfo { node, address: format!("h:{node}") };
         let mut present = Present::default();
-        present.learn(&[meta(1), meta(2), meta(3)], &[]);
-        present.learn(&[meta(1), meta(4)], &[]);
+        let first = Generation(1);
+        present.learn(first, &[meta(1), meta(2), meta(3)], &[]);
+        present.learn(first, &[meta(1), meta(4)], &[]);
         assert_eq!(present.addresses.keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4]);
-        present.learn(&[], &[2]);
+        present.learn(first, &[], &[2]);
         // One that is behind, or was removed itself, still names it.
-        present.learn(&[meta(1), meta(2), meta(3)], &[]);
+        present.learn(first, &[meta(1), meta(2), meta(3)], &[]);
         assert_eq!(present.addresses.keys().copied().collect::<Vec<_>>(), [1, 3, 4]);
+        // A backup of before that removal was restored.
+        present.learn(Generation(2), &[meta(2)], &[]);
+        assert_eq!(present.addresses.keys().copied().collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn heartbeats_go_where_the_cluster_says_and_where_it_was_configured_until_that_one_is_retired() {
+        let listeners = |metas: &Metas| metas.listeners().into_iter().collect::<Vec<_>>();
+        let metas = Metas::new(vec!["h:1".to_owned(), "h:2".to_owned()], Trust::off());
+        assert_eq!(listeners(&metas), ["h:1", "h:2"]);
+        // Node 1 listens elsewhere than the cluster knows: it would hear nothing if only the cluster were believed.
+        let meta = |node: u64, address: &str| v1::MetaInfo { node, address: address.to_owned() };
+        let first = Generation(1);
+        metas.learn(first, &[meta(1, "old:1"), meta(2, "h:2")], None);
+        assert_eq!(listeners(&metas), ["h:1", "h:2", "old:1"]);
+        metas.learn(first, &[], Some(&v1::Changes { retired: vec![2], ..Default::default() }));
+        assert_eq!(listeners(&metas), ["h:1", "old:1"]);
     }
 }

@@ -99,6 +99,15 @@ pub(crate) struct Standing {
     pub(crate) recorded: BTreeSet<RegionIndex>,
     /// What was last heard of the directory.
     pub(crate) last: String,
+    /// What a meta node said last when it does not know this node any more.
+    pub(crate) forgotten: Option<String>,
+}
+
+impl Standing {
+    /// Whether all `regions` regions can be written and read.
+    pub(crate) fn serves(&self, regions: usize) -> bool {
+        self.forgotten.is_none() && self.recorded.len() == regions
+    }
 }
 
 impl Node {
@@ -170,7 +179,7 @@ impl Node {
             Ok(reply) => {
                 self.metas.heard(&reply.groups);
                 self.see_generation(Generation(reply.generation));
-                self.metas.learn(&reply.metas, reply.changes.as_ref());
+                self.metas.learn(Generation(reply.generation), &reply.metas, reply.changes.as_ref());
                 if let Some(changes) = reply.changes {
                     self.membership.apply(changes);
                 }

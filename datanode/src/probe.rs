@@ -32,8 +32,11 @@ impl DataProbe {
         }
         let standing = self.0.standing.borrow();
         let (recorded, regions) = (standing.recorded.len(), self.0.regions.len());
-        if recorded == regions {
+        if standing.serves(regions) {
             return Ok(());
+        }
+        if let Some(forgotten) = &standing.forgotten {
+            return Err(forgotten.clone());
         }
         Err(format!("{recorded} of {regions} regions are registered; last heard: {:?}", standing.last))
     }

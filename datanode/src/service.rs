@@ -79,7 +79,7 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener, drain: Cancell
 async fn report_health(node: Arc<Node>, health: HealthReporter, drain: CancellationToken) {
     let mut standing = node.standing.subscribe();
     loop {
-        let ready = standing.borrow_and_update().recorded.len() == node.regions.len();
+        let ready = standing.borrow_and_update().serves(node.regions.len());
         let status = if ready && !drain.is_cancelled() {
             tonic_health::ServingStatus::Serving
         } else {

@@ -89,6 +89,9 @@ async fn a_cluster_of_version_0_1_is_opened_with_all_that_its_log_and_snapshot_s
     // Memory is gone with the processes that had it, and with it what was in it.
     let blocks = client.namespace("blocks").await.unwrap();
     assert!(blocks.get("k1").await.unwrap().is_none());
+    // The meta node knew these data nodes, with other memory and at other addresses, as they know it: a put waits within its deadline.
+    blocks.put("k1", "again").await.unwrap();
+    assert_eq!(blocks.get("k1").await.unwrap().unwrap().bytes, "again");
     client.close().await.unwrap();
     cluster.stop().await.unwrap();
 }

@@ -137,6 +137,18 @@ async fn a_stopped_node_lets_nobody_write_or_read() {
 }
 
 #[tokio::test]
+async fn a_node_that_was_forgotten_while_it_was_not_heard_is_not_ready_any_more() {
+    let double = Double::start().await;
+    let a = node(&double, 10).await;
+    assert_eq!(a.node.probe().ready(), Ok(()));
+    double.state.lock().forgets = true;
+    until("it says so", async || a.node.probe().ready().is_err_and(|why| why.contains("was forgotten"))).await;
+    // Where a backup of before is restored, it is known again.
+    double.state.lock().forgets = false;
+    until("it serves again", async || a.node.probe().ready().is_ok()).await;
+}
+
+#[tokio::test]
 async fn the_health_service_says_serving_when_every_region_is_registered() {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
     let double = Double::start().await;

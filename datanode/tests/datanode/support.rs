@@ -132,6 +132,8 @@ pub(crate) struct DoubleState {
     pub(crate) checked: Vec<v1::CheckCopyRequest>,
     /// No call of anybody reaches it now.
     pub(crate) cut_off: bool,
+    /// It says of every node that it was forgotten.
+    pub(crate) forgets: bool,
     /// It takes no records now.
     pub(crate) takes_no_records: bool,
     lives: BTreeMap<RegionId, (Incarnation, Bytes)>,
@@ -454,7 +456,12 @@ impl Registry for Serves {
     }
     async fn heartbeat(&self, request: Request<v1::HeartbeatRequest>) -> Result<Response<v1::HeartbeatReply>, Status> {
         let mut state = self.0.lock();
-        *state.heartbeats.entry(NodeId(request.get_ref().node)).or_default() += 1;
+        let node = request.get_ref().node;
+        *state.heartbeats.entry(NodeId(node)).or_default() += 1;
+        if state.forgets {
+            let reason = v1::node_refused::Reason::Retired;
+            return Err(Refusal::node_refused(reason, node, format_args!("node {node} was forgotten")).into_status());
+        }
         let life = |(region, life): &(RegionId, Incarnation)| v1::RegionLife {
             region: Some((*region).into()),
             incarnation: Some((*life).into()),

@@ -90,6 +90,8 @@ pub struct LocalSpec {
     pub heartbeat_ms: u64,
     /// What clients may use up of each process.
     pub limits: Limits,
+    /// What the data nodes share their fate with, in their order; those beyond say nothing.
+    pub labels: Vec<LabelsSection>,
     /// The libfabric provider; none: what this host has.
     pub provider: Option<String>,
     /// The `quarry` binary that is started.
@@ -116,12 +118,18 @@ impl LocalSpec {
             eviction: EvictionSection::default(),
             heartbeat_ms: DataMembershipSection::default().heartbeat_ms,
             limits: Limits::default(),
+            labels: Vec::new(),
             provider: None,
             binary,
             environment: Vec::new(),
             detached: false,
             plaintext: false,
         }
+    }
+
+    fn labels_of(&self, data_node: Member) -> LabelsSection {
+        let at = usize::try_from(data_node.node().0 - FIRST_DATA_NODE).ok();
+        at.and_then(|at| self.labels.get(at)).cloned().unwrap_or_default()
     }
 }
 
@@ -412,7 +420,7 @@ impl Layout {
                 version: CONFIG_VERSION,
                 node,
                 tls: tls.clone(),
-                labels: LabelsSection::default(),
+                labels: spec.labels_of(member),
                 memory: MemorySection { region_bytes: spec.region_bytes.clone(), populate: spec.populate },
                 fabric: FabricSection { provider: spec.provider.clone(), ..FabricSection::default() },
                 membership: DataMembershipSection { heartbeat_ms: spec.heartbeat_ms },

@@ -125,9 +125,11 @@ impl LocalCluster {
     /// [`LocalError`], with the end of a log if a process ended.
     pub async fn start(&mut self, deadline: Duration) -> Result<(), LocalError> {
         let until = tokio::time::Instant::now() + deadline;
+        let mut started = Vec::new();
         for member in self.members() {
             if !self.running.contains_key(&member) {
                 self.spawn(member)?;
+                started.push(member);
             }
         }
         let (plan, trust) = (self.layout.plan()?, self.trust.clone());
@@ -145,7 +147,30 @@ impl LocalCluster {
                 () = tokio::time::sleep(POLL) => {}
             }
         }
-        self.wait_ready(left(until)).await
+        self.wait_ready(left(until)).await?;
+        for member in started.into_iter().filter(|member| matches!(member, Member::Data(_))) {
+            self.wait_registered(member, until).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a data node says that all its memory is what the directory knows: one that was known before counts as alive there until it is
+    /// back with other memory.
+    async fn wait_registered(&mut self, member: Member, until: tokio::time::Instant) -> Result<(), LocalError> {
+        let address = self.address(member);
+        loop {
+            self.all_alive()?;
+            let replies = self.metas_status().await;
+            let judge = admin::leader_of(&replies, admin::DIRECTORY);
+            let of_judge = replies.iter().filter(|reply| judge.is_some_and(|judge| reply.node == judge.0));
+            let mut nodes = of_judge.flat_map(|reply| &reply.data_nodes);
+            let known = nodes.find(|node| node.node == member.node().0).map_or(&[][..], |node| &node.regions);
+            let own = admin::node_status(&self.trust, &address, ASK).await.map(|reply| reply.regions);
+            if own.is_ok_and(|own| !own.is_empty() && own.iter().all(|life| known.contains(life))) {
+                return Ok(());
+            }
+            pause(until, &format!("{member} is not registered yet with the memory that it has now")).await?;
+        }
     }
 
     /// Waits until every group has a leader that every running meta node knows, and every running data node is alive with free memory.
