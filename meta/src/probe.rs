@@ -82,9 +82,10 @@ impl MetaProbe {
 
     /// Sets the gauges that tell where the node stands. To be called before its metrics are shown. Walks over all slots, once a second at most.
     pub fn record_metrics(&self) {
-        self.core.directory.group.record_metrics();
+        let patience = self.core.config.timing.election_max;
+        self.core.directory.group.record_metrics(patience);
         for shard in self.core.shards.iter() {
-            shard.hosted.group.record_metrics();
+            shard.hosted.group.record_metrics(patience);
         }
         metrics::groups_led(self.core.offices().filter(|office| office.status().role == Role::Leader).count());
         let mut counted = self.counted.lock();

@@ -25,7 +25,7 @@ use crate::metrics::{self, GroupMeters};
 use crate::port::Heard;
 use crate::reads::Rounds;
 use crate::replica::{Cell, Replica};
-use crate::status::GroupStatus;
+use crate::status::{GroupStatus, Role};
 use crate::store::Store;
 use crate::types::{Command, Metrics, Reply, Types, term_of};
 
@@ -412,9 +412,20 @@ impl<M: Machine> Group<M> {
         leads.then(|| (Term(metrics.current_term), self.inner.cell.term_began(metrics.current_term)))
     }
 
-    /// Sets the gauges that tell where the group stands on this node. The application calls it before it shows its metrics.
-    pub fn record_metrics(&self) {
-        metrics::stand(&self.status());
+    /// Sets the gauges that tell where the group stands on this node. The application calls it before it shows its metrics. `within`: as for
+    /// [`Group::is_followed`].
+    pub fn record_metrics(&self, within: Duration) {
+        metrics::stand(&self.status(), self.is_followed(within));
+    }
+
+    /// Whether this node leads and a majority, itself included, has answered it within this time. One that is cut off goes on believing that it leads;
+    /// a new leader is followed as soon as it was answered once.
+    pub fn is_followed(&self, within: Duration) -> bool {
+        let status = self.status();
+        let answering = self.answering(within);
+        let follows = |node: &RaftNodeId| *node == status.node || answering.contains(node);
+        let voters: Vec<&RaftNodeId> = status.members.iter().filter(|(_, it)| it.voter).map(|(node, _)| node).collect();
+        status.role == Role::Leader && 2 * voters.iter().filter(|node| follows(node)).count() > voters.len()
     }
 
     /// On a leader, the other members that have answered it within this time.

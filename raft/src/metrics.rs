@@ -9,7 +9,7 @@ use metrics::{
 };
 
 use crate::ids::{GroupId, LogIndex};
-use crate::status::{GroupStatus, Role};
+use crate::status::GroupStatus;
 
 const IS_LEADER: &str = "quarry_raft_is_leader";
 const TERM: &str = "quarry_raft_term";
@@ -29,7 +29,7 @@ const SNAPSHOT_RESUMED: &str = "quarry_raft_snapshot_resumed_bytes_total";
 
 /// Says what the metrics of this crate mean, to the recorder that is installed.
 pub fn describe_metrics() {
-    describe_gauge!(IS_LEADER, Unit::Count, "1 while this node leads the group, else 0.");
+    describe_gauge!(IS_LEADER, Unit::Count, "1 while this node leads the group and a majority answers it, else 0.");
     describe_gauge!(TERM, Unit::Count, "The group's term, as this node knows it.");
     describe_gauge!(LAST_LOG, Unit::Count, "Index of the last entry in this node's log of the group.");
     describe_gauge!(COMMITTED, Unit::Count, "Index of the last entry that this node knows to be committed.");
@@ -76,10 +76,10 @@ impl GroupMeters {
 
 /// Sets the gauges of a group.
 #[expect(clippy::cast_precision_loss, reason = "gauges are floating point; indexes stay far below 2^53")]
-pub(crate) fn stand(status: &GroupStatus) {
+pub(crate) fn stand(status: &GroupStatus, is_followed: bool) {
     let set = |name, value: f64| gauge!(name, "group" => status.group.to_string()).set(value);
     let index = |index: Option<LogIndex>| index.map_or(0, |index| index.0) as f64;
-    set(IS_LEADER, if status.role == Role::Leader { 1.0 } else { 0.0 });
+    set(IS_LEADER, if is_followed { 1.0 } else { 0.0 });
     set(TERM, status.term.0 as f64);
     set(LAST_LOG, index(status.last_log));
     set(COMMITTED, index(status.committed));

@@ -73,19 +73,28 @@ async fn leaderships_of_a_new_cluster_are_spread_at_once_and_a_node_that_comes_b
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_drains_leads_nothing_is_given_nothing_and_takes_part_again_when_that_is_undone() {
     let mut cluster = Cluster::with(SHARDS, lively).await;
-    let (drained, other) = (cluster.leader(3).await, NodeId(cluster.leader(3).await.0 % 3 + 1));
+    let drained = cluster.leader(3).await;
+    let other = NodeId(drained.0 % 3 + 1);
     let node = cluster.nodes.iter().find(|node| node.id == drained).unwrap();
-    assert_eq!(drain(node, false).await, [], "it says when it leads nothing any more");
+    // Where processors are busy an heir may not answer in time: the same again goes on with what is left.
+    until("it leads nothing any more", async || drain(node, false).await.is_empty().then_some(())).await;
     let others: Vec<u64> = (1..=3).filter(|id| *id != drained.0).collect();
-    let status = node.admin().status(v1::StatusRequest {}).await.unwrap().into_inner();
-    assert!(status.draining && status.groups.iter().all(|it| it.role != "leader"), "{status:?}");
+    // An election may still fall to it for a moment; it gives that away by itself.
     spread(&cluster, &others, 9).await;
+    let status = node.admin().status(v1::StatusRequest {}).await.unwrap().into_inner();
+    assert!(status.draining, "{status:?}");
     // The others know, and refuse to hand it what it would hand back.
     let request = v1::TransferLeaderRequest { group: 3, to: drained.0 };
-    let leader = cluster.leader(3).await;
-    let leader = cluster.nodes.iter().find(|node| node.id == leader).unwrap();
-    let refused = refusal(leader.admin().transfer_leader(request).await);
-    assert!(matches!(&refused, Refusal::NotReady(it) if it.why.contains("drains")), "{refused:?}");
+    until("the leader's refusal", async || {
+        let leader = cluster.leader(3).await;
+        let leader = cluster.nodes.iter().find(|node| node.id == leader).unwrap();
+        match refusal(leader.admin().transfer_leader(request).await) {
+            Refusal::NotReady(it) if it.why.contains("drains") => Some(()),
+            Refusal::NotLeader(_) => None,
+            other => panic!("{other:?}"),
+        }
+    })
+    .await;
     // When somebody fails, the one that is left over leads all.
     cluster.node(other).kill();
     let last = NodeId(others.iter().copied().find(|id| *id != other.0).unwrap());
