@@ -3,28 +3,24 @@
 use crate::load::Load;
 use quarry::admin::BootstrapPlan;
 use quarry_client::Namespace;
-use quarry_tests::{Member, Signal, TestCluster, cluster::DIRECTORY, soon, wait::PATIENCE};
-use serde_json::Value;
-use std::{
-    fs,
-    path::PathBuf,
-    process::{Output, Stdio},
+use quarry_tests::{
+    Member, Signal, TestCluster,
+    cluster::DIRECTORY,
+    soon,
+    tools::{self, Ran},
+    wait::PATIENCE,
 };
-use tokio::process::Command;
+use serde_json::Value;
+use std::{fs, path::PathBuf};
 
 /// Runs `raft-admin` with these words.
-async fn raft_admin(words: &[&str]) -> Output {
-    let quarry = quarry::local::built_binary().unwrap();
-    let mut command = Command::new(quarry.with_file_name("raft-admin"));
-    command.args(words).stdin(Stdio::null()).kill_on_drop(true).output().await.unwrap()
+async fn raft_admin(words: &[&str]) -> Ran {
+    tools::run("raft-admin", words).await
 }
 
 /// The same, and what it answers as JSON.
 async fn told(words: &[&str]) -> Value {
-    let output = raft_admin(&[words, &["-o", "json"]].concat()).await;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "raft-admin {}: {said}", words.join(" "));
-    serde_json::from_slice(&output.stdout).unwrap()
+    raft_admin(&[words, &["-o", "json"]].concat()).await.done()
 }
 
 fn text(path: &std::path::Path) -> &str {
@@ -60,7 +56,7 @@ async fn a_backup_restored_on_new_folders_keeps_what_was_known_and_a_node_of_bef
     assert_eq!(saved["manifest"], whole["manifest"]);
     assert_eq!(saved["manifest"]["generation"], 1);
     let again = raft_admin(&["snapshot", "save", text(&file), "--cluster", text(&settings)]).await;
-    assert_eq!(again.status.code(), Some(1), "a backup never replaces a file");
+    assert_eq!(again.code, Some(1), "a backup never replaces a file");
 
     for meta in cluster.metas() {
         cluster.kill(meta, Signal::KILL).await.unwrap();
@@ -76,7 +72,7 @@ async fn a_backup_restored_on_new_folders_keeps_what_was_known_and_a_node_of_bef
         let restore =
             ["snapshot", "restore", text(&file), "--dir", text(&dir), "--node", &node, "--plan", text(&planned)];
         let refused = raft_admin(&restore).await;
-        assert_eq!(refused.status.code(), Some(1), "a folder that is not empty is not touched");
+        assert_eq!(refused.code, Some(1), "a folder that is not empty is not touched");
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!(told(&restore).await["generation"], 2);
         cluster.restart(*meta).unwrap();
@@ -121,23 +117,30 @@ async fn one_meta_node_that_is_left_goes_on_alone_after_it_was_recovered() {
     }
     let (dir, node) = (data(&cluster, left), left.node().0.to_string());
     let lines = raft_admin(&["log", "dump", "--dir", text(&dir), "--group", "0"]).await;
-    let lines = String::from_utf8(lines.stdout).unwrap();
-    assert!(lines.contains("CreateNamespace x1"), "{lines}");
+    assert!(lines.is_well() && lines.text.contains("CreateNamespace x1"), "{lines:?}");
 
     let recover = ["recover", "--offline", "--dir", text(&dir), "--keep-node", &node];
     let looked = told(&[&recover[..], &["--look"]].concat()).await;
     assert!(looked["generation"] == 1 && looked["groups"][0]["members"].as_array().unwrap().len() == 3, "{looked}");
     let unconfirmed = raft_admin(&[&recover[..], &["--confirm", "yes"]].concat()).await;
-    assert_eq!(unconfirmed.status.code(), Some(2));
+    assert_eq!(unconfirmed.code, Some(2));
     let cluster_id = looked["cluster"].as_str().unwrap();
     let recovered = told(&[&recover[..], &["--confirm", cluster_id]].concat()).await;
     assert_eq!((&recovered["generation"], recovered["metas"].as_array().unwrap().len()), (&2.into(), 1));
     cluster.restart(left).unwrap();
     cluster.wait_ready(PATIENCE).await.unwrap();
     let busy = raft_admin(&recover).await;
-    let said = String::from_utf8_lossy(&busy.stderr).into_owned();
-    assert!(said.contains("is in use by another process"), "the folder of a node that runs is not touched: {said}");
+    assert!(
+        busy.said.contains("is in use by another process"),
+        "the folder of a node that runs is not touched: {busy:?}"
+    );
     assert_eq!(generation_of(&cluster, left).await, 2);
+    // Those that were given up are not members, are not waited for, and their numbers are used up.
+    let settings = cluster.cluster_file();
+    let members = told(&["member", "list", "--cluster", text(&settings)]).await;
+    assert_eq!((members["members"].as_array().unwrap().len(), &members["retired"]), (1, &serde_json::json!([1, 3])));
+    let hashed = told(&["hash", "--cluster", text(&settings)]).await;
+    assert_eq!(hashed["missing"], serde_json::json!([]));
     goes_on(&blocks, "before", "after").await;
     client.close().await.unwrap();
 }

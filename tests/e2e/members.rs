@@ -2,35 +2,11 @@
 
 use quarry::local::Member;
 use quarry_tests::{Signal, TestCluster, cluster::create_namespace, eventually, wait::PATIENCE};
-use serde_json::Value;
-use std::{process::Stdio, time::Duration};
-use tokio::process::Command;
-
-/// What `raft-admin` with these words printed, as JSON, and on stderr, and whether it ended well.
-async fn ran(cluster: &TestCluster, words: &[&str]) -> (bool, Value, String) {
-    let tool = quarry::local::built_binary().unwrap().with_file_name("raft-admin");
-    let mut command = Command::new(tool);
-    command.args(words).arg("--cluster").arg(cluster.cluster_file()).args(["-o", "json", "--timeout", "10s"]);
-    let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await.unwrap();
-    let printed = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
-    (output.status.success(), printed, String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
-async fn well(cluster: &TestCluster, words: &[&str]) -> Value {
-    let (well, printed, said) = ran(cluster, words).await;
-    assert!(well, "{words:?}: {printed} {said}");
-    printed
-}
-
-async fn refused(cluster: &TestCluster, words: &[&str]) -> String {
-    let (well, printed, said) = ran(cluster, words).await;
-    assert!(!well, "{words:?}: {printed}");
-    said
-}
+use std::time::Duration;
 
 /// The numbers of the members in this role.
 async fn members(cluster: &TestCluster, role: &str) -> Vec<u64> {
-    let listed = well(cluster, &["member", "list"]).await;
+    let listed = cluster.raft_admin(&["member", "list"]).await.done();
     let rows = listed["members"].as_array().unwrap();
     rows.iter().filter(|row| row["role"] == role).map(|row| row["node"].as_u64().unwrap()).collect()
 }
@@ -54,29 +30,29 @@ async fn an_operator_adds_removes_and_replaces_meta_nodes_while_a_client_writes(
     let (fourth, at) = cluster.add_meta().unwrap();
     assert_eq!(fourth, Member::Meta(4));
     eventually(PATIENCE, "the fourth is added", async || {
-        let (well, printed, said) = ran(&cluster, &["member", "add", "4", &at.to_string()]).await;
+        let ran = cluster.raft_admin(&["member", "add", "4", &at.to_string()]).await;
         // It may not listen yet.
-        assert!(well || said.contains("does not answer"), "{printed} {said}");
-        well.then_some(())
+        assert!(ran.is_well() || ran.said.contains("does not answer"), "{ran:?}");
+        ran.is_well().then_some(())
     })
     .await;
     assert_eq!(members(&cluster, "learner").await, [4]);
-    let done = well(&cluster, &["member", "promote", "4"]).await;
+    let done = cluster.raft_admin(&["member", "promote", "4"]).await.done();
     assert_eq!(done["state"], "done");
     assert_eq!(members(&cluster, "voter").await, [1, 2, 3, 4]);
-    well(&cluster, &["member", "remove", "1"]).await;
-    let again = well(&cluster, &["member", "remove", "1"]).await;
+    cluster.raft_admin(&["member", "remove", "1"]).await.done();
+    let again = cluster.raft_admin(&["member", "remove", "1"]).await.done();
     assert_eq!(again["state"], "done");
-    assert!(refused(&cluster, &["member", "add", "1", &at.to_string()]).await.contains("never used again"));
+    assert!(cluster.raft_admin(&["member", "add", "1", &at.to_string()]).await.refused().contains("never used again"));
     assert_eq!(members(&cluster, "voter").await, [2, 3, 4]);
 
     cluster.kill(Member::Meta(2), Signal::KILL).await.unwrap();
-    assert!(refused(&cluster, &["member", "remove", "3"]).await.contains("would vote"));
+    assert!(cluster.raft_admin(&["member", "remove", "3"]).await.refused().contains("would vote"));
     let (_, at) = cluster.add_meta().unwrap();
     eventually(PATIENCE, "the second is replaced", async || {
-        let (well, printed, said) = ran(&cluster, &["member", "replace", "2", "5", &at.to_string()]).await;
-        assert!(well || said.contains("does not answer"), "{printed} {said}");
-        well.then_some(())
+        let ran = cluster.raft_admin(&["member", "replace", "2", "5", &at.to_string()]).await;
+        assert!(ran.is_well() || ran.said.contains("does not answer"), "{ran:?}");
+        ran.is_well().then_some(())
     })
     .await;
     assert_eq!(members(&cluster, "voter").await, [3, 4, 5]);
@@ -89,11 +65,11 @@ async fn an_operator_adds_removes_and_replaces_meta_nodes_while_a_client_writes(
     cluster.kill(Member::Meta(1), Signal::KILL).await.unwrap();
     // The cluster file still names the first three. Of the new three one may go, and the client, which was told of them, goes on.
     eventually(PATIENCE, "the cluster is well", async || {
-        let (well, printed, said) = ran(&cluster, &["health"]).await;
-        if !well {
-            eprintln!("{printed} {said}");
+        let ran = cluster.raft_admin(&["health"]).await;
+        if !ran.is_well() {
+            eprintln!("{ran:?}");
         }
-        well.then_some(())
+        ran.is_well().then_some(())
     })
     .await;
     cluster.kill(Member::Meta(3), Signal::KILL).await.unwrap();
@@ -122,12 +98,12 @@ async fn an_operator_drains_decommissions_and_forgets_a_data_node() {
     let node = raw.copies(lone.info().id, "lone-0").await[0].region.node.0;
     let name = node.to_string();
     let state = async |cluster: &TestCluster| {
-        let listed = well(cluster, &["node", "list"]).await;
+        let listed = cluster.raft_admin(&["node", "list"]).await.done();
         let rows = listed["data_nodes"].as_array().unwrap().clone();
         rows.into_iter().find(|row| row["node"] == node).map(|row| row["state"].as_str().unwrap().to_owned())
     };
     assert_eq!(state(&cluster).await.as_deref(), Some("alive"));
-    assert_eq!(well(&cluster, &["node", "drain", &name]).await["state"], "draining");
+    assert_eq!(cluster.raft_admin(&["node", "drain", &name]).await.done()["state"], "draining");
     assert_eq!(state(&cluster).await.as_deref(), Some("draining"));
     let fresh = cluster.client().await;
     let namespace = fresh.namespace(&lone.info().name).await.unwrap();
@@ -138,21 +114,23 @@ async fn an_operator_drains_decommissions_and_forgets_a_data_node() {
     }
     lone.get("lone-0").await.unwrap().expect("what it holds is still read");
 
-    assert!(refused(&cluster, &["node", "forget", &name]).await.contains("decommission it first"));
-    assert!(refused(&cluster, &["node", "decommission", &name]).await.contains("last copy"));
-    let gone = well(&cluster, &["node", "decommission", &name, "--yes"]).await;
+    assert!(cluster.raft_admin(&["node", "forget", &name]).await.refused().contains("decommission it first"));
+    assert!(cluster.raft_admin(&["node", "decommission", &name]).await.refused().contains("last copy"));
+    let gone = cluster.raft_admin(&["node", "decommission", &name, "--yes"]).await.done();
     assert!(
         gone["last_copies"].as_u64().unwrap() >= 1 && gone["copies"].as_u64() > gone["last_copies"].as_u64(),
         "{gone}"
     );
     assert_eq!(state(&cluster).await.as_deref(), Some("decommissioned"));
+    let back = cluster.raft_admin(&["node", "drain", &name, "--undo"]).await.refused();
+    assert!(back.contains("decommissioned, which is for good"), "{back}");
     eventually(PATIENCE, "the lone value is gone", async || lone.get("lone-0").await.unwrap().is_none().then_some(()))
         .await;
     for number in 0..20 {
         pairs.get(format!("pair-{number}")).await.unwrap().expect("the other copy stays");
     }
-    well(&cluster, &["node", "forget", &name]).await;
-    well(&cluster, &["node", "forget", &name]).await;
+    cluster.raft_admin(&["node", "forget", &name]).await.done();
+    cluster.raft_admin(&["node", "forget", &name]).await.done();
     assert_eq!(state(&cluster).await, None);
     let log = cluster.log_file(Member::Data(node));
     eventually(Duration::from_secs(30), "the node is told", async || {

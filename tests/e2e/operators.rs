@@ -4,26 +4,18 @@ use quarry_client::NamespaceSpec;
 use quarry_tests::{
     Signal, TestCluster, calls,
     cluster::{DIRECTORY, SHARD, fresh_name},
-    eventually, shared,
+    eventually, shared, tools,
     wait::PATIENCE,
 };
-use std::{process::Stdio, time::Duration};
-use tokio::process::Command;
-
-fn tool(name: &str) -> Command {
-    let quarry = quarry::local::built_binary().unwrap();
-    let mut command = Command::new(quarry.with_file_name(name));
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    command
-}
+use std::time::Duration;
 
 #[tokio::test]
 async fn raft_admin_tells_the_status_without_a_leader_and_health_says_so() {
     let mut cluster = TestCluster::start().await;
-    let file = cluster.cluster_file();
+    let file = cluster.cluster_file().display().to_string();
     let ask = async |verb: &str| {
-        let output = tool("raft-admin").arg(verb).arg("--cluster").arg(&file).output().await.unwrap();
-        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        let ran = tools::run("raft-admin", &[verb, "--cluster", &file]).await;
+        (ran.is_well(), ran.text)
     };
     let (healthy, text) = ask("health").await;
     assert!(healthy, "{text}");
@@ -51,11 +43,11 @@ async fn raft_admin_tells_the_status_without_a_leader_and_health_says_so() {
 #[tokio::test]
 async fn raft_admin_moves_leaderships_and_drains_a_meta_node_and_says_only_what_happened() {
     let cluster = TestCluster::start().await;
-    let (file, metas) = (cluster.cluster_file(), cluster.metas());
+    let (file, metas) = (cluster.cluster_file().display().to_string(), cluster.metas());
     let ask = async |line: &str| {
-        let asked = tool("raft-admin").args(line.split(' ')).arg("--cluster").arg(&file).output().await.unwrap();
-        let text = format!("{}{}", String::from_utf8_lossy(&asked.stdout), String::from_utf8_lossy(&asked.stderr));
-        (asked.status.code(), text)
+        let words: Vec<&str> = line.split(' ').chain(["--cluster", &file]).collect();
+        let ran = tools::run("raft-admin", &words).await;
+        (ran.code, ran.text + &ran.said)
     };
     let leader = cluster.leader(SHARD, PATIENCE).await.unwrap();
     let to = *metas.iter().find(|meta| **meta != leader).unwrap();

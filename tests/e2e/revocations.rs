@@ -2,26 +2,17 @@
 
 use quarry::local::Member;
 use quarry_client::{CallError, GetError};
-use quarry_tests::{TestCluster, cluster::create_namespace, soon};
-use std::process::Stdio;
-use tokio::process::Command;
+use quarry_tests::{TestCluster, cluster::create_namespace, soon, tools};
 
 /// What a tool with these words printed, as JSON, and whether it ended well.
 async fn ran(name: &str, words: &[&str]) -> (bool, serde_json::Value) {
-    let tool = quarry::local::built_binary().unwrap().with_file_name(name);
-    let mut command = Command::new(tool);
-    command.args(words).args(["-o", "json"]).stdin(Stdio::null()).kill_on_drop(true);
-    let output = command.output().await.unwrap();
-    let printed = serde_json::from_slice(&output.stdout);
-    let printed = printed.unwrap_or_else(|_| panic!("{words:?}: {}", String::from_utf8_lossy(&output.stderr)));
-    (output.status.success(), printed)
+    let ran = tools::run(name, &[words, &["-o", "json"]].concat()).await;
+    (ran.is_well(), ran.json())
 }
 
 /// The same of one that must end well.
 async fn tool(name: &str, words: &[&str]) -> serde_json::Value {
-    let (well, printed) = ran(name, words).await;
-    assert!(well, "{words:?}: {printed}");
-    printed
+    tools::run(name, &[words, &["-o", "json"]].concat()).await.done()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,6 +13,7 @@ pub mod rounds;
 pub mod seed;
 pub mod sockets;
 pub mod stranger;
+pub mod tools;
 pub mod victim;
 pub mod wait;
 
