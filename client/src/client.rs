@@ -19,8 +19,8 @@ use quarry_wire::{grant::Class, ids::WriterId};
 use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::Instant};
 
-/// Time for background work to end in good order when the last clone was dropped without [`Client::close`].
-const DROPPED_CLOSES_WITHIN: Duration = Duration::from_secs(2);
+/// Time for background work to end in good order when the last clone was dropped without [`Client::close`], or was closed at the end of its time.
+const CLOSES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection to a cluster. Cloning is cheap; clones share everything.
 ///
@@ -56,7 +56,7 @@ impl Drop for Shared {
             return;
         }
         let core = Arc::clone(&self.core);
-        self.runtime.spawn(async move { core.shut_down(Instant::now() + DROPPED_CLOSES_WITHIN).await });
+        self.runtime.spawn(async move { core.shut_down(Instant::now() + CLOSES_WITHIN).await });
     }
 }
 
@@ -91,7 +91,7 @@ impl Client {
     /// certificate, libfabric lacks the provider, or an option cannot be.
     pub async fn connect(cluster: Cluster, options: Options) -> Result<Self, ConnectError> {
         options.check()?;
-        let deadline = Instant::now() + options.timeout;
+        let deadline = options.deadline();
         let trust = cluster.trust().map_err(|wrong| ConnectError::Credentials { why: wrong.to_string() })?;
         let counters = Arc::new(Counters::default());
         let control =
@@ -219,7 +219,8 @@ impl Client {
     /// [`CloseError`] if that was not done by the deadline; it is ended all the same.
     pub async fn close(self) -> Result<(), CloseError> {
         let core = self.core();
-        match core.shut_down(Instant::now() + core.options.timeout).await {
+        let until = core.options.deadline().max(Instant::now() + CLOSES_WITHIN.min(core.options.timeout));
+        match core.shut_down(until).await {
             0 => Ok(()),
             unfinished => Err(CloseError { unfinished }),
         }

@@ -104,7 +104,7 @@ impl Core {
         if self.closing.is_cancelled() {
             return Err(CallError::Closed);
         }
-        Ok(Instant::now() + self.options.timeout)
+        Ok(self.options.deadline())
     }
 
     /// A version later than all that this client made.

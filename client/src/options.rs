@@ -6,12 +6,16 @@ use crate::{
 };
 use quarry_wire::limits::{EXTENT_BYTES, GRANT_TTL_MAX, LEASE_MAX};
 use std::{net::IpAddr, sync::Arc, time::Duration};
+use tokio::time::Instant;
 
 /// Options of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Deadline of every public call, counted from its start.
     pub timeout: Duration,
+    /// Deadline of all public calls together, connecting included: for a program that is one operation to whoever runs it. Closing in good order
+    /// may take 2 s more.
+    pub until: Option<Instant>,
     /// Longest time for one attempt of a call or of a one-sided operation (plus the time its bytes take); then another way is tried.
     pub attempt_timeout: Duration,
     /// Bytes in flight per direction, at least 64 MiB: so much address space is reserved for each, and memory as it is used. As much again is
@@ -41,6 +45,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(10),
+            until: None,
             attempt_timeout: Duration::from_secs(3),
             window_bytes: 128 << 20,
             slab_bytes_max: EXTENT_BYTES,
@@ -60,6 +65,12 @@ impl Default for Options {
 const GRANT_TTL_MIN: Duration = Duration::from_secs(1);
 
 impl Options {
+    /// The deadline of a public call that begins now.
+    pub(crate) fn deadline(&self) -> Instant {
+        let own = Instant::now() + self.timeout;
+        self.until.map_or(own, |until| until.min(own))
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConnectError> {
         let wrong = |option: &'static str, expected: &str, found: String| {
             Err(ConnectError::Option { option, expected: expected.to_owned(), found })
@@ -86,6 +97,16 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn no_call_lasts_beyond_its_own_deadline_nor_that_of_all_together() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let until = |until| Options { timeout: 3 * second, until, ..Options::default() }.deadline() - now;
+        assert_eq!(
+            [until(None), until(Some(now + second)), until(Some(now + 9 * second))],
+            [3, 1, 3].map(Duration::from_secs)
+        );
+    }
 
     #[test]
     fn the_defaults_pass_and_each_impossible_option_is_named() {

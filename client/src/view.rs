@@ -33,6 +33,8 @@ pub struct NamespaceInfo {
     pub copies: u8,
     /// Fewest copies with which a value is accepted.
     pub least: u8,
+    /// Most memory that its values have, in bytes, all copies counted.
+    pub quota_bytes: Option<u64>,
 }
 
 impl TryFrom<v1::Namespace> for NamespaceInfo {
@@ -47,6 +49,7 @@ impl TryFrom<v1::Namespace> for NamespaceInfo {
             class: convert::class(it.class)?,
             copies: small("copies", it.copies)?,
             least: small("least", it.least)?,
+            quota_bytes: (it.quota_bytes > 0).then_some(it.quota_bytes),
         })
     }
 }

@@ -11,6 +11,7 @@ use quarry_client::{
 };
 use quarry_proto::v1::{self, commit_outcome::Code};
 use std::time::Duration;
+use tokio::time::{Instant, timeout};
 
 fn impatient() -> Options {
     Options { timeout: Duration::from_secs(2), ..Options::default() }
@@ -227,5 +228,18 @@ async fn a_cluster_that_is_another_or_does_not_answer_is_refused() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let nobody = Cluster { metas: vec![format!("127.0.0.1:{port}")], ..good };
     let refused = Client::connect(nobody, impatient()).await;
+    assert!(matches!(refused, Err(ConnectError::Call(CallError::Unreachable { .. }))), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connecting_ends_by_the_deadline_of_all_calls_together() {
+    let double = Double::start(1).await;
+    // It takes connections, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = Cluster { metas: vec![silent.local_addr().unwrap().to_string()], ..double.cluster() };
+    let hour = Duration::from_secs(3600);
+    let until = Some(Instant::now() + Duration::from_millis(200));
+    let options = Options { timeout: hour, attempt_timeout: hour, until, ..Options::default() };
+    let refused = timeout(Duration::from_secs(30), Client::connect(nobody, options)).await.expect("it ends");
     assert!(matches!(refused, Err(ConnectError::Call(CallError::Unreachable { .. }))), "{refused:?}");
 }

@@ -249,8 +249,8 @@ pub(crate) struct Connect {
     /// Credentials, instead of those that the cluster file names.
     #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
     pub(crate) credentials: Option<PathBuf>,
-    /// Deadline of every operation.
-    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = humantime::parse_duration)]
+    /// Deadline of the command, or of each of its operations if it works on many values.
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = quarry::span::deadline)]
     pub(crate) timeout: std::time::Duration,
 }
 

@@ -18,5 +18,6 @@ pub mod perf;
 pub mod regions;
 pub mod revocations;
 pub mod scrape;
+pub mod span;
 pub mod stderr;
 pub mod stdout;

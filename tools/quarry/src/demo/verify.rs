@@ -1,7 +1,11 @@
 //! The reading half of the demo: in a process of its own, it makes the expected contents from the seed, reads every block and compares.
 
 use super::{content, content::Content};
-use crate::{cli::VerifyArgs, exit::Failure, values::connect};
+use crate::{
+    cli::VerifyArgs,
+    exit::Failure,
+    values::{Extent, connect},
+};
 use quarry::stdout::line;
 use quarry_client::Key;
 use serde::{Deserialize, Serialize};
@@ -36,7 +40,7 @@ pub(crate) fn per_call(size: u64) -> u32 {
 }
 
 pub(crate) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
-    let client = connect(&args.namespace.connect).await?;
+    let client = connect(&args.namespace.connect, Extent::Series).await?;
     let namespace = client.namespace(&args.namespace.namespace).await?;
     let size = usize::try_from(args.size).map_err(Failure::error)?;
     let content = Content { seed: args.seed, size };

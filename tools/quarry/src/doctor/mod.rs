@@ -35,7 +35,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
     /// Deadline of each check.
-    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = quarry::span::deadline)]
     timeout: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! What is there, without reading values: `stat`, `ls`, `exists`.
 
 use super::{
-    close, in_namespace,
+    Extent, close, in_namespace,
     tally::{Tally, missing, of_row},
 };
 use crate::{
@@ -18,7 +18,7 @@ const PAGE: usize = 1000;
 
 pub(crate) async fn stat(args: StatArgs, format: Format) -> Result<(), Failure> {
     let keys = args.form.read_all(&args.keys)?;
-    let (client, namespace) = in_namespace(&args.namespace).await?;
+    let (client, namespace) = in_namespace(&args.namespace, Extent::of(keys.len().div_ceil(PAGE))).await?;
     let mut tally = Tally::default();
     'all: for keys in keys.chunks(PAGE) {
         let results = namespace.stat_many(keys).await;
@@ -76,7 +76,7 @@ pub(crate) async fn ls(args: ListArgs, format: Format) -> Result<(), Failure> {
     let prefix = args.prefix.as_deref().map_or(Ok(Vec::new()), |prefix| args.form.bytes(prefix))?;
     let mut after = args.after.as_deref().map(|key| args.form.read(key)).transpose()?;
     let mut left = args.limit.unwrap_or(usize::MAX);
-    let (client, namespace) = in_namespace(&args.namespace).await?;
+    let (client, namespace) = in_namespace(&args.namespace, Extent::Series).await?;
     while left > 0 {
         let page = namespace.list(&prefix, after.as_ref(), left.min(PAGE)).await?;
         left -= page.entries.len().min(left);
@@ -122,7 +122,7 @@ fn row(args: &ListArgs, entry: &Listed, format: Format) -> String {
 
 pub(crate) async fn exists(args: ExistsArgs, format: Format) -> Result<(), Failure> {
     let keys = args.form.read_all(&args.keys)?;
-    let (client, namespace) = in_namespace(&args.namespace).await?;
+    let (client, namespace) = in_namespace(&args.namespace, Extent::One).await?;
     let run = namespace.exists_many(&keys).await;
     close(client).await;
     let run = run?;

@@ -20,15 +20,31 @@ use quarry::{named::cluster, stderr, stdout::line};
 use quarry_client::{Class, Client, Namespace, NamespaceInfo, NamespaceSpec, Options};
 use serde_json::{Value, json};
 use tally::{Tally, missing, of_row};
+use tokio::time::Instant;
 
-/// Connects to the cluster that a file or a URL names.
-pub(crate) async fn connect(args: &Connect) -> Result<Client, Failure> {
-    let cluster = cluster(&args.cluster, args.credentials.as_deref())?;
-    Ok(Client::connect(cluster, Options { timeout: args.timeout, ..Options::default() }).await?)
+/// Whether a command is one operation, whose deadline it has as a whole, or a series of them, each with a deadline of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Extent {
+    One,
+    Series,
 }
 
-async fn in_namespace(args: &InNamespace) -> Result<(Client, Namespace), Failure> {
-    let client = connect(&args.connect).await?;
+impl Extent {
+    /// Of a command that works on so many keys or files.
+    const fn of(count: usize) -> Self {
+        if count > 1 { Self::Series } else { Self::One }
+    }
+}
+
+/// Connects to the cluster that a file or a URL names.
+pub(crate) async fn connect(args: &Connect, extent: Extent) -> Result<Client, Failure> {
+    let cluster = cluster(&args.cluster, args.credentials.as_deref())?;
+    let until = (extent == Extent::One).then(|| Instant::now() + args.timeout);
+    Ok(Client::connect(cluster, Options { timeout: args.timeout, until, ..Options::default() }).await?)
+}
+
+async fn in_namespace(args: &InNamespace, extent: Extent) -> Result<(Client, Namespace), Failure> {
+    let client = connect(&args.connect, extent).await?;
     let namespace = client.namespace(&args.namespace).await?;
     Ok((client, namespace))
 }
@@ -43,7 +59,7 @@ async fn close(client: Client) {
 pub(crate) async fn namespace(command: NamespaceCommand, format: Format) -> Result<(), Failure> {
     match command {
         NamespaceCommand::Create { name, class, copies, least, quota, connect: to } => {
-            let client = connect(&to).await?;
+            let client = connect(&to, Extent::One).await?;
             let class = match class {
                 ClassArg::Cache => Class::Cache,
                 ClassArg::Durable => Class::Durable,
@@ -59,12 +75,12 @@ pub(crate) async fn namespace(command: NamespaceCommand, format: Format) -> Resu
             close(client).await;
         }
         NamespaceCommand::List { connect: to } => {
-            let client = connect(&to).await?;
+            let client = connect(&to, Extent::One).await?;
             let all = client.list_namespaces().await?;
             match format {
                 Format::Json => line(Value::from_iter(all.iter().map(of_namespace)))?,
                 Format::Text => {
-                    let mut shown = table(&["id", "name", "class", "copies", "least"]);
+                    let mut shown = table(&["id", "name", "class", "copies", "least", "quota"]);
                     for it in &all {
                         let class = format!("{:?}", it.class).to_lowercase();
                         shown.add_row(vec![
@@ -73,6 +89,7 @@ pub(crate) async fn namespace(command: NamespaceCommand, format: Format) -> Resu
                             class,
                             it.copies.to_string(),
                             it.least.to_string(),
+                            it.quota_bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} B")),
                         ]);
                     }
                     line(&shown)?;
@@ -86,12 +103,13 @@ pub(crate) async fn namespace(command: NamespaceCommand, format: Format) -> Resu
 
 fn of_namespace(it: &NamespaceInfo) -> Value {
     let class = format!("{:?}", it.class).to_lowercase();
-    json!({ "id": it.id.0, "name": it.name, "class": class, "copies": it.copies, "least": it.least })
+    json!({ "id": it.id.0, "name": it.name, "class": class, "copies": it.copies, "least": it.least,
+        "quota_bytes": it.quota_bytes })
 }
 
 pub(crate) async fn rm(args: RmArgs, format: Format) -> Result<(), Failure> {
     let keys = args.form.read_all(&args.keys)?;
-    let (client, namespace) = in_namespace(&args.namespace).await?;
+    let (client, namespace) = in_namespace(&args.namespace, Extent::One).await?;
     let results = namespace.delete_many(&keys).await;
     close(client).await;
     let mut tally = Tally::default();

@@ -1,7 +1,7 @@
 //! Values out: `get` to standard output or into files, `cat` one after the other.
 
 use super::{
-    close, in_namespace,
+    Extent, close, in_namespace,
     progress::Progress,
     tally::{Tally, missing, of_row},
 };
@@ -42,7 +42,7 @@ pub(crate) async fn get(args: GetArgs, format: Format) -> Result<(), Failure> {
     } else {
         vec![target.clone()]
     };
-    let (client, namespace) = in_namespace(&args.namespace).await?;
+    let (client, namespace) = in_namespace(&args.namespace, Extent::of(keys.len())).await?;
     let mut progress = Progress::new(&args.watch, format, keys.len());
     let mut tally = Tally::default();
     let mut batches = Batches::new(&keys);
@@ -94,7 +94,7 @@ async fn to_stdout(
     names: &[String],
     mut progress: Progress,
 ) -> Result<(), Failure> {
-    let (client, namespace) = in_namespace(args).await?;
+    let (client, namespace) = in_namespace(args, Extent::of(keys.len())).await?;
     let mut tally = Tally::default();
     let mut batches = Batches::new(keys);
     'all: while let Some((range, results)) = batches.next(&namespace).await {

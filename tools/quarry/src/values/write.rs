@@ -1,7 +1,7 @@
 //! Values in: `put` from standard input, from files, from whole folders.
 
 use super::{
-    close, in_namespace,
+    Extent, close, in_namespace,
     progress::Progress,
     tally::{Tally, of_row},
 };
@@ -58,7 +58,7 @@ pub(crate) async fn put(args: PutArgs, format: Format) -> Result<(), Failure> {
         if !items.is_empty() {
             // Only now, so that what cannot be read is told without a cluster.
             if connected.is_none() {
-                connected = Some(in_namespace(&args.namespace).await?);
+                connected = Some(in_namespace(&args.namespace, Extent::of(sources.len())).await?);
             }
             let (_, namespace) = connected.as_ref().expect("it was just connected");
             results = namespace.put_many(items).await.into_iter();
