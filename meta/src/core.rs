@@ -237,6 +237,7 @@ pub(crate) fn namespace(it: &directory::Namespace) -> v1::Namespace {
         class: v1::Class::from(it.policy.class).into(),
         copies: it.policy.copies.into(),
         least: it.policy.least.into(),
+        quota_bytes: it.policy.quota_bytes.unwrap_or(0),
     }
 }
 

@@ -92,6 +92,7 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shar
             found: u32::from(found),
             silent: u32::from(silent),
             retry_after_ms: millis(door::RETRY),
+            drained: state.drained().map(|node| node.0).collect(),
         }),
         GrantRefusal::NoSpace { retry_after, .. } => Refusal::NoSpace(v1::NoSpace {
             resource: format!("{MEMORY} ({refusal})"),
@@ -107,16 +108,13 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shar
             free_bytes: state.room().values().map(|room| room.free).sum(),
             terminal: false,
         }),
-        GrantRefusal::Quota { limit, used, asked, comes_back } => {
-            let name = state.namespace(wanted.namespace).map_or_else(String::new, |known| known.name.clone());
-            Refusal::NoSpace(v1::NoSpace {
-                resource: format!("quota of namespace {name} ({refusal})"),
-                retry_after_ms: if comes_back { millis(door::RETRY) } else { 0 },
-                needed_bytes: asked,
-                free_bytes: limit.saturating_sub(used),
-                terminal: !comes_back,
-            })
-        }
+        GrantRefusal::Quota { limit, used, asked, comes_back } => Refusal::NoSpace(v1::NoSpace {
+            resource: quota(wanted, state, limit, used, asked, comes_back),
+            retry_after_ms: if comes_back { millis(door::RETRY) } else { 0 },
+            needed_bytes: asked,
+            free_bytes: limit.saturating_sub(used),
+            terminal: !comes_back,
+        }),
         GrantRefusal::Holders { .. }
         | GrantRefusal::SameNode { .. }
         | GrantRefusal::NotLent { .. }
@@ -126,6 +124,26 @@ pub(crate) fn refused(refusal: GrantRefusal, wanted: &GrantRequest, state: &Shar
             door::not_ready(format!("the place chosen for the slab is not to be had any more: {refusal}"), door::RETRY)
         }
     }
+}
+
+/// What a namespace lacks, so that whoever set its quota knows to what: it is shared out evenly over the shards.
+fn quota(wanted: &GrantRequest, state: &Shard, limit: u64, used: u64, asked: u64, comes_back: bool) -> String {
+    let known = state.namespace(wanted.namespace);
+    let name = known.map_or_else(String::new, |known| known.name.clone());
+    let (copies, total) = known.map_or((1, None), |known| (known.policy.copies, known.policy.quota_bytes));
+    let whole = total.map_or_else(String::new, |total| format!(", an even share of {total}"));
+    let slot = wanted.slot_size.0;
+    let mut text = format!(
+        "quota of namespace {name} (it allows {limit} bytes in {}{whole}; {used} are in use; a value of this size takes {} in {copies} copies of {slot}",
+        state.id(),
+        u64::from(slot) * u64::from(copies),
+    );
+    if asked > limit {
+        text += "; it can never fit: raise the quota, or put a smaller value";
+    } else if comes_back {
+        text += "; values that were not read for long make room";
+    }
+    text + ")"
 }
 
 /// A request that was not looked at, in the words of the protocol.

@@ -16,18 +16,18 @@ use crate::{
 };
 use quarry_meta_state::{
     Directory, Entry, EntryError, Shard,
-    directory::{DirectoryCommand, DirectoryOutcome, FEED_SLICE_ENTRIES_MAX},
+    directory::{DirectoryCommand, DirectoryOutcome, FEED_SLICE_ENTRIES_MAX, MemberChange},
     shard::{Settings, ShardCommand, ShardOutcome},
 };
 use quarry_raft::{FoundEntry, FoundKind, GroupId, LogIndex, Offline, RaftError, RaftNodeId, Seed, Term};
 pub use quarry_raft::{FoundGroup, FoundVote, Member, Place};
 use quarry_wire::{
     certificate::{Certificate, Revocations},
-    ids::{ClusterUuid, Generation, NodeId, ShardId},
+    ids::{ClusterUuid, Generation, NodeId, Ordinal, ShardId},
     signed::{PublicKey, Signed},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
     fs, io,
     io::Read as _,
@@ -72,6 +72,12 @@ pub enum RescueError {
         /// The node whose folder it is.
         found: NodeId,
     },
+    /// The plan names a node or an address twice.
+    #[error("the plan names {found} twice: each meta node has a number and an address of its own")]
+    PlannedTwice {
+        /// The node or the address.
+        found: String,
+    },
     /// The node's removal had begun.
     #[error("{node} was removed from the cluster, its number is used up: take another node, or restore a backup")]
     Retired {
@@ -102,6 +108,16 @@ pub enum RescueError {
         group: u32,
         /// Why.
         why: String,
+    },
+    /// The log has a hole.
+    #[error("entries {first} to {last} of group {group} should be in the log and are not: it was cut, or is damaged")]
+    Missing {
+        /// The group.
+        group: u32,
+        /// The first entry that is missing.
+        first: LogIndex,
+        /// The last one.
+        last: LogIndex,
     },
     /// The disk failed.
     #[error("{doing}: {source}")]
@@ -205,25 +221,30 @@ impl Whole {
         self.shards.iter().map(|(shard, _)| shard.generation()).fold(self.directory.0.generation(), Ord::max)
     }
 
-    /// Voids all memory and makes these the meta nodes.
+    /// Voids all memory, makes `metas` known, and uses up the numbers of all meta nodes that do not stay.
     fn begin(
         &mut self,
         generation: Generation,
+        stay: &BTreeSet<NodeId>,
         metas: &[NewMeta],
         revocations: Option<Signed<Revocations>>,
     ) -> Result<(), RescueError> {
         let directory = &mut self.directory.0;
-        let mut tell = |command: DirectoryCommand| match directory.apply(directory.log_time(), command) {
-            DirectoryOutcome::Generation(Ok(())) | DirectoryOutcome::Node(Ok(_)) => Ok(()),
-            other => Err(state_error(0)(&format_args!("{other:?}"))),
-        };
-        tell(DirectoryCommand::RaiseGeneration { generation })?;
+        tell(directory, DirectoryCommand::RaiseGeneration { generation })?;
         if let Some(list) = revocations {
-            tell(DirectoryCommand::Revoke(list))?;
+            tell(directory, DirectoryCommand::Revoke(list))?;
         }
         for NewMeta { node, address, certificate } in metas {
-            tell(DirectoryCommand::AdmitCertificate(certificate.clone()))?;
-            tell(DirectoryCommand::AnnounceNode { node: *node, address: address.clone() })?;
+            tell(directory, DirectoryCommand::AdmitCertificate(certificate.clone()))?;
+            tell(directory, DirectoryCommand::AnnounceNode { node: *node, address: address.clone() })?;
+        }
+        // As if the others had been removed: nobody waits for them, and they are not found under their old names again.
+        let is_given_up = |node: &NodeId| !stay.contains(node) && directory.regions_of(*node).next().is_none();
+        let given_up: Vec<NodeId> = directory.metas().map(|meta| meta.id).filter(is_given_up).collect();
+        for node in given_up {
+            let number = tell(directory, DirectoryCommand::BeginChange(MemberChange::Remove { node }))?;
+            let number = number.ok_or_else(|| state_error(0)(&"a removal has no number"))?;
+            tell(directory, DirectoryCommand::EndChange { number, cancelled: false })?;
         }
         for (shard, _) in &mut self.shards {
             follow(directory, shard)?;
@@ -253,6 +274,19 @@ impl Whole {
     }
 }
 
+/// Applies a command; answers the number of a change of members, if it is about one.
+fn tell(directory: &mut Directory, command: DirectoryCommand) -> Result<Option<Ordinal>, RescueError> {
+    let wrong = state_error(0);
+    match directory.apply(directory.log_time(), command) {
+        DirectoryOutcome::Generation(Ok(())) | DirectoryOutcome::Node(Ok(_)) => Ok(None),
+        DirectoryOutcome::Member(Ok(number)) => Ok(Some(number)),
+        DirectoryOutcome::Generation(Err(refusal)) => Err(wrong(&refusal)),
+        DirectoryOutcome::Node(Err(refusal)) => Err(wrong(&refusal)),
+        DirectoryOutcome::Member(Err(refusal)) => Err(wrong(&refusal)),
+        other => Err(wrong(&format_args!("a command was answered for another one: {other:?}"))),
+    }
+}
+
 /// Tells a shard everything that the directory says, the new generation first.
 fn follow(directory: &Directory, shard: &mut Shard) -> Result<(), RescueError> {
     loop {
@@ -262,7 +296,8 @@ fn follow(directory: &Directory, shard: &mut Shard) -> Result<(), RescueError> {
         }
         match shard.apply(shard.log_time(), ShardCommand::ApplyFeed(slice)) {
             ShardOutcome::Feed(Ok(_)) => {}
-            other => return Err(state_error(shard.id().0)(&format_args!("{other:?}"))),
+            ShardOutcome::Feed(Err(refusal)) => return Err(state_error(shard.id().0)(&refusal)),
+            other => return Err(state_error(shard.id().0)(&format_args!("the feed was answered with {other:?}"))),
         }
     }
 }
@@ -316,6 +351,7 @@ fn replay<S: Replicated>(offline: &Offline, group: GroupId, fresh: S) -> Result<
 /// [`RescueError`]; on an error the folder holds no node.
 pub fn restore(backup: &Backup, plan: &RestorePlan, dir: &Path, node: NodeId) -> Result<Begun, RescueError> {
     let manifest = backup.manifest();
+    no_repetition(&plan.metas)?;
     same("the UUID", plan.cluster, &manifest.cluster)?;
     same("the root key", plan.root, &manifest.root)?;
     same("the number of shards", plan.shards, manifest.shards)?;
@@ -325,9 +361,24 @@ pub fn restore(backup: &Backup, plan: &RestorePlan, dir: &Path, node: NodeId) ->
     }
     let mut whole = Whole::of_backup(backup)?;
     let generation = next_generation(whole.generation(), plan.generation)?;
-    whole.begin(generation, &plan.metas, plan.revocations.clone())?;
+    let stay = plan.metas.iter().map(|meta| meta.node).collect();
+    whole.begin(generation, &stay, &plan.metas, plan.revocations.clone())?;
     let metas = plan.metas.iter().map(|meta| (meta.node, meta.address.clone())).collect();
     found(dir, node, generation, metas, whole, None)
+}
+
+/// Each number and each address once.
+fn no_repetition(metas: &[NewMeta]) -> Result<(), RescueError> {
+    let (mut nodes, mut addresses) = (BTreeSet::new(), BTreeSet::new());
+    for meta in metas {
+        if !nodes.insert(meta.node) {
+            return Err(RescueError::PlannedTwice { found: meta.node.to_string() });
+        }
+        if !addresses.insert(meta.address.as_str()) {
+            return Err(RescueError::PlannedTwice { found: meta.address.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// The folder of a stopped meta node, held by this process alone.
@@ -404,12 +455,15 @@ impl Survivor {
         let mut members = offline.group(GroupId(0))?.members;
         let own = members.remove(&RaftNodeId(node.0)).ok_or_else(|| RescueError::State {
             group: 0,
-            why: format!("{node} is no member of it any more, members are {:?}", members.keys().collect::<Vec<_>>()),
+            why: {
+                let members: Vec<String> = members.keys().map(ToString::to_string).collect();
+                format!("{node} is no member of it any more, members are {}", members.join(", "))
+            },
         })?;
         if whole.directory.0.is_retired(node) {
             return Err(RescueError::Retired { node });
         }
-        whole.begin(next, &[], None)?;
+        whole.begin(next, &BTreeSet::from([node]), &[], None)?;
         let left = disk::next(&dir);
         if left.exists() {
             // Of a recovery that ended before its folder was complete: the old one is still in its place.
@@ -479,21 +533,37 @@ pub struct LogLine {
     pub says: String,
 }
 
-/// Shows the entries of one group's log in the folder of a stopped node, from one index to another. Blocks.
+/// Shows the entries of one group's log in the folder of a stopped node, from one index to another. Answers the last index before them that is in
+/// the snapshot alone, if entries that were asked for were cut from the log. Blocks.
 ///
 /// # Errors
-/// [`RescueError`]; an entry that does not decode is shown as such and is no error.
+/// [`RescueError`]; an entry that does not decode is shown as such and is no error, but entries that should be there and are not are one, after
+/// all others were shown.
 pub fn dump(
     dir: &Path,
     group: u32,
     from: LogIndex,
     to: LogIndex,
     mut see: impl FnMut(LogLine) -> Result<(), RescueError>,
-) -> Result<(), RescueError> {
+) -> Result<Option<LogIndex>, RescueError> {
     let offline = Offline::open(&logs_of(dir))?;
+    let held = offline.group(GroupId(group))?;
+    let cut = held.purged.map(|place| place.index).filter(|purged| from <= *purged);
+    let mut next = cut.map_or(from, |purged| LogIndex(purged.0 + 1));
+    let mut hole = None;
     offline.entries(GroupId(group), from, to, |entry| {
+        if entry.place.index > next {
+            hole.get_or_insert((next, entry.place.index));
+        }
+        next = LogIndex(entry.place.index.0 + 1);
         see(if group == 0 { line::<Directory>(&entry) } else { line::<Shard>(&entry) })
-    })
+    })?;
+    let last = [held.last, held.committed, held.snapshot].into_iter().flatten().map(|place| place.index).max();
+    let end = last.map_or(next, |last| LogIndex(last.min(to).0.saturating_add(1)));
+    match hole.or((next < end).then_some((next, end))) {
+        Some((first, behind)) => Err(RescueError::Missing { group, first, last: LogIndex(behind.0 - 1) }),
+        None => Ok(cut),
+    }
 }
 
 /// The groups of a stopped node's folder. Blocks.

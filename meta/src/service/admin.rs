@@ -2,7 +2,7 @@
 
 use super::{Service, backup, members, registry::node_refused, strange};
 use crate::{
-    core::{Core, data_node},
+    core::{Core, data_node, namespace},
     door,
     hosted::Hosted,
     leaders::Move,
@@ -329,7 +329,8 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         let retired: Vec<u64> = directory.retired().map(|node| node.0).collect();
         (directory.change_under_way().cloned(), directory.change_done().cloned(), metas, retired)
     });
-    let (made, generation, data_nodes) = core.directory.read(|directory| {
+    let (made, generation, data_nodes, neediest) = core.directory.read(|directory| {
+        let labels = |node| directory.node(NodeId(node)).map(|it| it.labels.clone()).unwrap_or_default();
         let data_nodes = directory.nodes().filter_map(|node| data_node(directory, node.id)).map(|info| {
             let regions = directory.regions_of(NodeId(info.node)).map(|region| v1::RegionLife {
                 region: Some(region.state.region.into()),
@@ -343,9 +344,12 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
                 revoked: info.revoked,
                 regions: regions.collect(),
                 standing: members::standing(directory.node(NodeId(info.node)).map(|it| it.standing)).into(),
+                host: labels(info.node).host,
+                zone: labels(info.node).zone,
             }
         });
-        (directory.cluster().is_some(), directory.generation().0, data_nodes.collect())
+        let neediest = directory.namespaces().max_by_key(|it| (it.policy.least, it.policy.copies)).map(namespace);
+        (directory.cluster().is_some(), directory.generation().0, data_nodes.collect(), neediest)
     });
     let cluster = if made { core.config.cluster.0.to_vec() } else { Vec::new() };
     let shards = core.shards.iter().map(|shard| group_status(&shard.hosted));
@@ -366,6 +370,7 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         change_under_way: under_way.map(|held| message(&held, &steps(core, &held.change))),
         change_done: done.map(|held| message(&held, &[])),
         retired,
+        neediest,
         draining: core.host.is_draining(),
     }
 }

@@ -210,6 +210,9 @@ pub(super) fn node_refused(refusal: NodeRefusal) -> Refusal {
         NodeRefusal::Untrusted { why } => Refusal::Untrusted(v1::Untrusted { why }),
         NodeRefusal::UnknownNode { .. } => Refusal::Untrusted(v1::Untrusted { why: refusal.to_string() }),
         NodeRefusal::Retired { node } => forgotten(node),
+        NodeRefusal::Decommissioned { node } => {
+            Refusal::node_refused(v1::node_refused::Reason::Decommissioned, node.0, &refusal)
+        }
         NodeRefusal::Alive { node, .. } => Refusal::node_refused(v1::node_refused::Reason::Alive, node.0, &refusal),
         NodeRefusal::Label { found } => {
             Refusal::malformed("labels", "at most 64 bytes each", format_args!("{found} bytes"))

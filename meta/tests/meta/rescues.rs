@@ -124,6 +124,11 @@ async fn in_generation(cluster: &Cluster, nodes: &[u64], expected: Generation) {
     .await;
 }
 
+/// The numbers that this node says are used up.
+async fn retired(cluster: &Cluster, node: u64) -> Vec<u64> {
+    cluster.node(NodeId(node)).admin().status(v1::StatusRequest {}).await.unwrap().into_inner().retired
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restored_cluster_has_what_the_directory_knew_voids_memory_and_refuses_a_node_of_the_old_one() {
     let (mut cluster, namespace, mut nodes, writer) = with_a_value().await;
@@ -147,6 +152,12 @@ async fn a_restored_cluster_has_what_the_directory_knew_voids_memory_and_refuses
         let other = RestorePlan { shards: 3, ..planned.clone() };
         let refused = rescue::restore(&backup, &other, &dir, NodeId(id)).unwrap_err();
         assert!(matches!(refused, RescueError::OtherCluster { what: "the number of shards", .. }), "{refused}");
+        for (twice, found) in [(planned.metas[0].node, "127.0.0.1:9"), (NodeId(9), &*planned.metas[0].address)] {
+            let again = NewMeta { node: twice, address: found.to_owned(), ..planned.metas[1].clone() };
+            let other = RestorePlan { metas: [&planned.metas[..], &[again]].concat(), ..planned.clone() };
+            let refused = rescue::restore(&backup, &other, &dir, NodeId(id)).unwrap_err();
+            assert!(matches!(refused, RescueError::PlannedTwice { .. }), "{refused}");
+        }
         let begun = rescue::restore(&backup, &planned, &dir, NodeId(id)).unwrap();
         assert_eq!((begun.generation, begun.shards, begun.namespaces, begun.metas.len()), (SECOND, 2, 1, 2));
     }
@@ -159,6 +170,7 @@ async fn a_restored_cluster_has_what_the_directory_knew_voids_memory_and_refuses
     let status = third.admin().status(v1::StatusRequest {}).await.unwrap().into_inner();
     assert!(status.generation == 1 && status.groups.iter().all(|group| group.role != "leader"), "{status:?}");
     cluster.leader(0).await;
+    assert_eq!(retired(&cluster, 1).await, [3], "it is not of the plan");
     assert!(!is_there(&cluster, &writer, "before").await, "memory is void");
     let again = cluster.create_namespace("later", 2).await;
     assert!(again.id > lost.id && again.id > 1 << 16, "numbers go on above a floor: {} was {}", again.id, lost.id);
@@ -208,6 +220,8 @@ async fn one_node_of_a_lost_majority_goes_on_alone_in_the_next_generation() {
         Ok(())
     })
     .unwrap();
+    let none = |_| Ok(());
+    assert_eq!(rescue::dump(&dir, 0, LogIndex(0), LogIndex(3), none).unwrap(), None, "nothing was cut from this log");
     assert_eq!(kinds[0].0, "members");
     assert!(kinds.iter().any(|(_, says)| says.contains("CreateNamespace x1")), "{kinds:?}");
 
@@ -226,9 +240,12 @@ async fn one_node_of_a_lost_majority_goes_on_alone_in_the_next_generation() {
     let halfway = survivor(&dir, NodeId(1)).await;
     assert_eq!((halfway.generation(), halfway.groups().unwrap().len()), (None, 0));
     assert_eq!(halfway.recover(None).unwrap().generation, SECOND);
+    let cut = rescue::dump(&dir, 0, LogIndex(0), LogIndex(u64::MAX), none).unwrap();
+    assert!(cut.is_some_and(|cut| cut.0 + 1 > kinds.len() as u64), "all of before is in the snapshot alone: {cut:?}");
 
     cluster.restart(NodeId(1)).await;
     in_generation(&cluster, &[1], SECOND).await;
+    assert_eq!(retired(&cluster, 1).await, [2, 3], "those that were given up are not missed");
     assert!(!is_there(&cluster, &writer, "before").await, "memory is void");
     for (life, node) in nodes.iter_mut().enumerate() {
         node.fall_silent();

@@ -451,6 +451,14 @@ impl ConfigFile for DataNodeFile {
         if let Some((found, expected)) = regions.iter().find_map(|bytes| Some((bytes, wrong_region_bytes(*bytes)?))) {
             return Some(("memory.region_bytes", expected, found.to_string()));
         }
+        if self.node.advertise.is_none() && self.node.listen.ip().is_unspecified() {
+            let expected = "the address of this node for others, since it listens on all of this host".to_owned();
+            return Some(("node.advertise", expected, "nothing".to_owned()));
+        }
+        if self.fabric.bind.is_unspecified() {
+            let expected = "an address of this host at which clients reach its memory".to_owned();
+            return Some(("fabric.bind", expected, self.fabric.bind.to_string()));
+        }
         if !(1..=LANES_MAX).contains(&self.fabric.lanes_max) {
             return Some(("fabric.lanes_max", format!("1 to {LANES_MAX}"), self.fabric.lanes_max.to_string()));
         }
@@ -799,6 +807,8 @@ mod tests {
                 "fabric.lanes_max=100000",
                 "membership.heartbeat_ms=0",
                 "membership.heartbeat_ms=60001",
+                "fabric.bind=\"0.0.0.0\"",
+                "fabric.bind=\"::\"",
             ] {
                 let mut flags = flags.clone();
                 flags.set(wrong).unwrap();
@@ -806,6 +816,11 @@ mod tests {
                 let key = wrong.split('=').next().unwrap();
                 assert!(matches!(&said, Err(ConfigError::Value { key: it, .. }) if it == key), "{wrong}: {said:?}");
             }
+            flags.set("node.listen=\"0.0.0.0:7500\"").unwrap();
+            let said = load::<DataNodeFile>(&path, &flags);
+            assert!(matches!(&said, Err(ConfigError::Value { key, .. }) if key == "node.advertise"), "{said:?}");
+            flags.set("node.advertise=\"data-101.example:7500\"").unwrap();
+            load::<DataNodeFile>(&path, &flags).unwrap();
             Ok(())
         });
     }

@@ -60,7 +60,7 @@ pub(crate) struct CheckAsk {
     #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
     credentials: Option<PathBuf>,
     /// Deadline of each question.
-    #[arg(long, value_name = "SPAN", default_value = "3s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "SPAN", default_value = "3s", value_parser = quarry::span::deadline)]
     timeout: Duration,
 }
 

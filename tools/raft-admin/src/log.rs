@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use quarry::{
     exit::{Failure, Format},
-    stdout,
+    stderr, stdout,
 };
 use quarry_meta::rescue::{self, LogLine, RescueError};
 use quarry_raft::LogIndex;
@@ -53,7 +53,9 @@ pub(crate) fn run(command: LogCommand, format: Format) -> Result<ExitCode, Failu
             }
             Ok(())
         });
-        seen.map_err(crate::snapshot::failed)?;
+        if let Some(cut) = seen.map_err(crate::snapshot::failed)? {
+            stderr::line(format_args!("group {group}: the entries up to {cut} are in the snapshot alone"));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -30,7 +30,9 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 const PROGRAM: &str = "raft-admin";
 
 fn after_help() -> String {
-    format!("{CODES_HELP}\n\nhealth: 0 all is well, 1 it works but something is missing, 6 a group has no leader")
+    format!(
+        "{CODES_HELP}\n\nhealth: 0 all is well, 1 it works but something is missing, 6 a group has no leader or a namespace too few data nodes in use"
+    )
 }
 
 /// Administer the meta nodes of a Quarry cluster.
@@ -58,7 +60,7 @@ enum Command {
         #[arg(long, conflicts_with = "credentials")]
         no_tls: bool,
         /// Deadline, all attempts together.
-        #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = quarry::span::deadline)]
         timeout: Duration,
     },
     /// What every meta node knows, also without a leader.
@@ -118,7 +120,7 @@ struct Ask {
     #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
     credentials: Option<PathBuf>,
     /// Deadline of each question.
-    #[arg(long, value_name = "SPAN", default_value = "3s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "SPAN", default_value = "3s", value_parser = quarry::span::deadline)]
     timeout: Duration,
 }
 

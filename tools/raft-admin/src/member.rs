@@ -167,7 +167,11 @@ async fn change(asked: v1::ChangeMembersRequest, args: &ChangeArgs, format: Form
     let (file, trust) = crate::whom(&args.ask)?;
     let (metas, answers) = admin::status_of_present(&trust, &file, args.ask.timeout).await;
     admin::unless_forbidden(&answers)?;
+    if answers.iter().all(Result::is_err) {
+        return Err(Failure::new(Code::Unavailable, "no meta node answers"));
+    }
     let until = Instant::now() + args.wait;
+    let mut said = String::new();
     let begun = loop {
         match members::change(&trust, &metas, &asked, args.ask.timeout).await {
             Ok(reply) => break reply.number,
@@ -180,7 +184,12 @@ async fn change(asked: v1::ChangeMembersRequest, args: &ChangeArgs, format: Form
             Err(admin::CallError::Refused { refusal, .. })
                 if is(&refusal, Reason::Behind) && Instant::now() < until =>
             {
-                stderr::line(format_args!("{refusal}"));
+                tell_once(&mut said, refusal.to_string());
+                sleep(LOOK_EVERY).await;
+            }
+            // Whoever led the directory is gone, or too busy. What was asked may have begun: the same again is the same change.
+            Err(wrong) if wrong.is_passing() && Instant::now() < until => {
+                tell_once(&mut said, format!("asked again: {wrong}"));
                 sleep(LOOK_EVERY).await;
             }
             Err(wrong) => return Err(failure(wrong)),
@@ -209,6 +218,14 @@ async fn change(asked: v1::ChangeMembersRequest, args: &ChangeArgs, format: Form
             .hint(hint));
         }
         sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Tells on stderr what was not told before.
+fn tell_once(said: &mut String, text: String) {
+    if *said != text {
+        stderr::line(&text);
+        *said = text;
     }
 }
 
@@ -316,6 +333,12 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
             .to_string()
         }
         Format::Text => {
+            let retired = match &retired[..] {
+                [] => String::new(),
+                retired => {
+                    format!("\nnever used again: {}", retired.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))
+                }
+            };
             let mut shown = table(&["meta node", "address", "role", "leads", "answers"]);
             for row in &rows {
                 shown.add_row(vec![
@@ -327,7 +350,7 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
                 ]);
             }
             let change = under_way.map_or_else(|| "no change is under way".to_owned(), progress);
-            format!("{shown}\n{change}")
+            format!("{shown}\n{change}{retired}")
         }
     })?;
     Ok(ExitCode::SUCCESS)

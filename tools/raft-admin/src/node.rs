@@ -23,7 +23,7 @@ pub(crate) enum NodeCommand {
     Drain {
         /// The data node.
         node: u64,
-        /// Use it again, also after it was decommissioned.
+        /// Use it again. A node that was decommissioned is not used again.
         #[arg(long)]
         undo: bool,
         #[command(flatten)]
@@ -177,19 +177,33 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
             let row = |it: &v1::DataNodeStatus| {
                 let [free, granted, committed, resting] = bytes(it.node);
                 json!({ "node": it.node, "address": it.address, "state": state(it, SILENT_MS), "silent_ms": it.silent_ms,
+                    "host": it.host, "zone": it.zone,
                     "regions": it.regions.len(), "free_bytes": free, "granted_bytes": granted,
                     "committed_bytes": committed, "resting_bytes": resting })
             };
             json!({ "data_nodes": judge.data_nodes.iter().map(row).collect::<Value>() }).to_string()
         }
         Format::Text => {
-            let header =
-                ["data node", "address", "state", "silent", "regions", "free", "granted", "committed", "resting"];
+            let header = [
+                "data node",
+                "address",
+                "host",
+                "zone",
+                "state",
+                "silent",
+                "regions",
+                "free",
+                "granted",
+                "committed",
+                "resting",
+            ];
             let mut shown = table(&header);
             for it in &judge.data_nodes {
                 let mut row = vec![
                     it.node.to_string(),
                     it.address.clone(),
+                    it.host.clone(),
+                    it.zone.clone(),
                     state(it, SILENT_MS).to_owned(),
                     format!("{} ms", it.silent_ms),
                     it.regions.len().to_string(),

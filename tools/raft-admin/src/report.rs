@@ -66,16 +66,17 @@ fn of_data_node(it: &v1::DataNodeStatus) -> Value {
         "alive": it.alive,
         "revoked": it.revoked,
         "silent_ms": it.silent_ms,
+        "host": it.host,
+        "zone": it.zone,
         "regions": it.regions.iter().map(region).collect::<Value>(),
     })
 }
 
 fn of_space(it: &v1::SpaceStatus) -> Value {
-    let region = it.region.unwrap_or_default();
     json!({
         "shard": it.shard,
-        "node": region.node,
-        "region": region.index,
+        "node": it.region.map(|region| region.node),
+        "region": it.region.map(|region| region.index),
         "free_bytes": it.free_bytes,
         "granted_bytes": it.granted_bytes,
         "committed_bytes": it.committed_bytes,
@@ -177,7 +178,7 @@ pub(crate) fn text(metas: &[String], answers: &[Answer]) -> String {
         for it in of_leader.flat_map(|reply| &reply.space).filter(|it| it.shard == group) {
             space.add_row(vec![
                 it.shard.to_string(),
-                it.region.unwrap_or_default().node.to_string(),
+                it.region.map_or_else(|| "-".to_owned(), |region| region.node.to_string()),
                 mib(it.free_bytes),
                 mib(it.granted_bytes),
                 mib(it.committed_bytes),

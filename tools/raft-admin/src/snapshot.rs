@@ -38,7 +38,7 @@ pub(crate) enum SnapshotCommand {
         #[arg(long, value_name = "FILE", env = "QUARRY_CREDENTIALS")]
         credentials: Option<PathBuf>,
         /// How long each group is tried.
-        #[arg(long, value_name = "SPAN", default_value = "1m", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "SPAN", default_value = "1m", value_parser = quarry::span::deadline)]
         timeout: Duration,
     },
     /// Read a whole backup, check all its checksums, and say what is in it.

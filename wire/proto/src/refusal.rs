@@ -191,11 +191,13 @@ impl fmt::Display for Kind {
             ),
             Self::TooFewNodes(it) => {
                 let (needed, found, silent) = (it.needed, it.found, it.silent);
-                write!(
-                    f,
-                    "{needed} data nodes with room are needed, {found} answer and {silent} do not; try again in {} ms",
-                    it.retry_after_ms
-                )
+                write!(f, "{needed} data nodes with room are needed, {found} answer and {silent} do not")?;
+                if !it.drained.is_empty() {
+                    let drained: Vec<String> =
+                        it.drained.iter().map(|node| quarry_wire::ids::NodeId(*node).to_string()).collect();
+                    write!(f, "; drained or out of use: {}", drained.join(", "))?;
+                }
+                write!(f, "; try again in {} ms", it.retry_after_ms)
             }
             Self::Forbidden(it) => {
                 write!(

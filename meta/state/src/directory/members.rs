@@ -125,9 +125,9 @@ pub enum MemberRefusal {
         node: NodeId,
     },
     /// No such change is under way.
-    #[error("change {found} is not under way")]
+    #[error("{}", not_under_way(*.found))]
     NotUnderWay {
-        /// The number named.
+        /// The number named; none was if it is zero.
         found: Ordinal,
     },
     /// A removal only goes on: the number is used up from its beginning.
@@ -142,6 +142,14 @@ pub enum MemberRefusal {
         /// The node.
         node: NodeId,
     },
+}
+
+fn not_under_way(found: Ordinal) -> String {
+    if found == Ordinal::default() {
+        "no change of the meta nodes is under way".to_owned()
+    } else {
+        format!("change {found} is not under way")
+    }
 }
 
 /// What the directory keeps of the changes.
@@ -205,6 +213,7 @@ impl Directory {
                     NodeRefusal::Untrusted { .. }
                     | NodeRefusal::UnknownNode { .. }
                     | NodeRefusal::Alive { .. }
+                    | NodeRefusal::Decommissioned { .. }
                     | NodeRefusal::Label { .. } => MemberRefusal::NotCertified { node: *node },
                 })?;
             }

@@ -103,6 +103,12 @@ pub enum NodeRefusal {
         /// Its regions.
         regions: usize,
     },
+    /// Nobody takes a decommissioning back: the memory is void.
+    #[error("{node} is decommissioned, which is for good: forget it, and give the node a new number to use it again")]
+    Decommissioned {
+        /// The node.
+        node: NodeId,
+    },
 }
 
 impl Directory {
@@ -155,7 +161,7 @@ impl Directory {
         Ok(changed)
     }
 
-    /// A decommissioned node loses all its lives at once: values that have a copy elsewhere keep it, the others are gone.
+    /// A decommissioned node loses all its lives at once, for good: values that have a copy elsewhere keep it, the others are gone.
     pub(super) fn set_standing(&mut self, id: NodeId, standing: Standing) -> Result<FeedNumber, NodeRefusal> {
         if self.is_retired(id) {
             return Err(NodeRefusal::Retired { node: id });
@@ -166,6 +172,9 @@ impl Directory {
         };
         if held.standing == standing {
             return Ok(held.changed);
+        }
+        if held.standing == Standing::Decommissioned {
+            return Err(NodeRefusal::Decommissioned { node: id });
         }
         let changed = self.touch(Topic::Node(id), Some(held.changed));
         let held = self.nodes.get_mut(&id).expect("it was there above");

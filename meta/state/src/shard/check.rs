@@ -1,7 +1,7 @@
 //! What always holds of a shard, and of each step that it takes.
 
 use super::{
-    CommitEntry, Committed, Mode, Resolved, Shard, ValueRef,
+    CommitEntry, Committed, Mode, RegionState, Resolved, Shard, ValueRef,
     commits::attestation,
     grants::{Phase, Slab, Slot},
 };
@@ -260,7 +260,9 @@ impl Shard {
             && self.pin_last >= before.pin_last
             && before.lends_seen.iter().all(|(id, lend)| self.lends_seen.get(id) >= Some(lend))
             && before.regions.iter().all(|(id, old)| {
-                self.regions.get(id).is_some_and(|new| new.incarnation >= old.incarnation && new.bytes == old.bytes)
+                // A region of a node that is gone for good has no bytes any more.
+                let is_as_long = |new: &RegionState| new.bytes == old.bytes || (new.bytes == 0 && !new.up);
+                self.regions.get(id).is_some_and(|new| new.incarnation >= old.incarnation && is_as_long(new))
             });
         Violation::unless(grows, Invariant::EpochsOnlyGrow, || "a number went back".to_owned())?;
         self.check_outcomes_stay(before)?;

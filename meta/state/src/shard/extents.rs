@@ -115,6 +115,8 @@ impl Shard {
         self.returned.retain(|extent, _| extent.region.node != node);
         for region in self.regions.values_mut().filter(|region| region.region.node == node) {
             region.up = false;
+            // Nobody waits for its memory to come back.
+            region.bytes = 0;
         }
         self.drained.remove(&node);
         self.labels.remove(&node);

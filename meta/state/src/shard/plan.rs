@@ -152,6 +152,14 @@ struct Room {
     extents: Vec<ExtentId>,
 }
 
+/// Nodes with or without room, when too few have some.
+struct Lacking {
+    /// Those that can be used.
+    live: usize,
+    /// Those that are avoided; those that were declared dead too, if too few are live, for then no room at these is enough.
+    silent: u8,
+}
+
 impl Planner<'_> {
     /// The command that grants what is asked, to be proposed by `meta`. If there is no room for so many slots on as many nodes as the namespace
     /// has copies, as many slots as fit there in one piece are taken before fewer copies; a namespace with a quota gets no slab of more than an eighth of it, nor more slots than it
@@ -207,8 +215,9 @@ impl Planner<'_> {
                 return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
             }
             let found = u8::try_from(self.places(one, usize::MAX).len()).unwrap_or(u8::MAX);
-            let silent = self.silent(one, usize::from(least));
-            if silent > 0 && found.saturating_add(silent) >= least {
+            let Lacking { live, silent } = self.lacking(one, usize::from(least));
+            let would_do = silent > 0 && found.saturating_add(silent) >= least;
+            if would_do || live < usize::from(least) && shard.drained().next().is_some() {
                 return Err(GrantRefusal::TooFewNodes { needed: least, found, silent });
             }
             return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
@@ -298,9 +307,8 @@ impl Planner<'_> {
         self.left.get(&extent).unwrap_or_else(|| &self.shard.extents[&extent].free)
     }
 
-    /// Nodes with extents of at least `bytes` that would help if they answered: those that are avoided; those that were declared dead too, if
-    /// fewer than `least` are left, for then no room at these is enough.
-    fn silent(&self, bytes: u64, least: usize) -> u8 {
+    /// Of the nodes with extents of at least `bytes` that are not drained: how many can be used, and how many would help if they answered.
+    fn lacking(&self, bytes: u64, least: usize) -> Lacking {
         let drained = |region: &RegionState| self.shard.drained.contains(&region.region.node);
         let is_large = |region: &&RegionState| extent_bytes(region.bytes) >= bytes && !drained(region);
         let (mut all, mut up) = (BTreeSet::new(), BTreeSet::new());
@@ -312,7 +320,7 @@ impl Planner<'_> {
         }
         let live = up.difference(self.avoid).count();
         let known = if live < least { all.len() } else { up.len() };
-        u8::try_from(known - live).unwrap_or(u8::MAX)
+        Lacking { live, silent: u8::try_from(known - live).unwrap_or(u8::MAX) }
     }
 
     /// Where nothing is evicted, a quota that is used up has room again only if a grant of the namespace is open.

@@ -244,6 +244,12 @@ impl Shard {
         self.drained.contains(&node)
     }
 
+    /// The data nodes that are up and on which nothing new is granted, because somebody said so.
+    pub fn drained(&self) -> impl Iterator<Item = NodeId> {
+        let is_up = |node: &NodeId| self.regions.values().any(|region| region.up && region.region.node == *node);
+        self.drained.iter().copied().filter(is_up)
+    }
+
     /// How many current values have a copy on `node`, and how many of them have no other. Walks over all slots.
     #[must_use]
     pub fn copies_on(&self, node: NodeId) -> (u64, u64) {

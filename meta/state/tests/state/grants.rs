@@ -222,6 +222,26 @@ fn a_dead_node_is_missed_only_where_those_that_answer_are_too_few() {
     assert_eq!(refused, GrantRefusal::TooFewNodes { needed: 2, found: 0, silent: 2 }, "one is left of three");
     bench.tell(vec![FeedChange::Retired(NodeId(3))]);
     assert!(matches!(bench.plan(1).unwrap_err(), GrantRefusal::NoSpace { .. }));
+    let asked = bench.asked(1);
+    let refused = bench.shard.planner(LogTime(bench.at), &avoid).grant(META, asked).unwrap_err();
+    assert_eq!(
+        refused,
+        GrantRefusal::TooFewNodes { needed: 2, found: 0, silent: 1 },
+        "nobody waits for one that is forgotten"
+    );
+}
+
+#[test]
+fn drained_nodes_are_too_few_and_not_full() {
+    let mut bench = Bench::with(2, Policy { least: 2, ..Policy::new(Class::Cache, 2) }, 1);
+    let stand = |node, standing| FeedChange::Standing { node: NodeId(node), standing, labels: Labels::default() };
+    bench.tell(vec![stand(1, Standing::Draining)]);
+    assert_eq!(bench.plan(1).unwrap_err(), GrantRefusal::TooFewNodes { needed: 2, found: 1, silent: 0 });
+    assert_eq!(bench.shard.drained().collect::<Vec<_>>(), [NodeId(1)]);
+    bench.tell(vec![stand(2, Standing::Draining)]);
+    assert_eq!(bench.plan(1).unwrap_err(), GrantRefusal::TooFewNodes { needed: 2, found: 0, silent: 0 });
+    bench.tell(vec![stand(1, Standing::Serving), stand(2, Standing::Serving)]);
+    assert!(bench.plan(1).is_ok());
 }
 
 #[test]

@@ -184,6 +184,13 @@ fn a_data_node_is_drained_decommissioned_and_forgotten_in_every_shard() {
     let forget = DirectoryCommand::ForgetNode { node: NodeId(1) };
     assert_eq!(node(bench.apply(forget.clone())), Err(NodeRefusal::Alive { node: NodeId(1), regions: 1 }));
     assert_eq!(node(bench.apply(stand(Standing::Decommissioned))), Ok(()));
+    for back in [Standing::Serving, Standing::Draining] {
+        assert_eq!(
+            node(bench.apply(stand(back))),
+            Err(NodeRefusal::Decommissioned { node: NodeId(1) }),
+            "it is for good"
+        );
+    }
     let down = DirectoryOutcome::Region(Err(RegionRefusal::Decommissioned { node: NodeId(1) }));
     assert_eq!(bench.apply(register(1, 2)), down);
     assert_eq!(node(bench.apply(forget.clone())), Ok(()));
