@@ -344,11 +344,9 @@ impl Manifest {
             return Err(format!("expected groups 0 to {}, found {groups:?}", self.shards));
         }
         match self.groups.iter().find(|part| part.feed() > directory.feed()) {
-            Some(ahead) => Err(format!(
-                "group {} has followed the feed to {:?}, the directory only came to {:?}: save again",
-                ahead.group,
-                ahead.feed(),
-                directory.feed()
+            Some(Part { group, feed_generation, feed, .. }) => Err(format!(
+                "group {group} has followed the feed to {feed_generation}.{feed}, the directory only came to {}.{}: save again",
+                directory.feed_generation, directory.feed
             )),
             None => Ok(()),
         }

@@ -560,7 +560,7 @@ pub fn dump(
     })?;
     let last = [held.last, held.committed, held.snapshot].into_iter().flatten().map(|place| place.index).max();
     let end = last.map_or(next, |last| LogIndex(last.min(to).0.saturating_add(1)));
-    match hole.or((next < end).then_some((next, end))) {
+    match hole.or_else(|| (next < end).then_some((next, end))) {
         Some((first, behind)) => Err(RescueError::Missing { group, first, last: LogIndex(behind.0 - 1) }),
         None => Ok(cut),
     }

@@ -792,7 +792,8 @@ impl Control for MetaServer {
         }
         let least = if asked.least == 0 { asked.copies.min(2) } else { asked.least };
         let id = u32::try_from(state.namespaces.len()).unwrap() + 1;
-        let made = v1::Namespace { id, name: asked.name, class: asked.class, copies: asked.copies, least };
+        let (class, copies, quota_bytes) = (asked.class, asked.copies, asked.quota_bytes);
+        let made = v1::Namespace { id, name: asked.name, class, copies, least, quota_bytes };
         state.namespaces.push(made.clone());
         Ok(Response::new(v1::CreateNamespaceReply { namespace: Some(made), applied_ms: 1 }))
     }

@@ -126,7 +126,8 @@ async fn in_generation(cluster: &Cluster, nodes: &[u64], expected: Generation) {
 
 /// The numbers that this node says are used up.
 async fn retired(cluster: &Cluster, node: u64) -> Vec<u64> {
-    cluster.node(NodeId(node)).admin().status(v1::StatusRequest {}).await.unwrap().into_inner().retired
+    let node = cluster.nodes.iter().find(|it| it.id == NodeId(node)).unwrap();
+    node.admin().status(v1::StatusRequest {}).await.unwrap().into_inner().retired
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! The life of values: granted, published, resolved, deleted.
 
 use crate::{
-    cluster::{Cluster, Node, PATIENCE, UUID, fresh, refusal, root, until},
+    cluster::{Cluster, Node, UUID, fresh, refusal, root, until},
     player::{DataNode, Writer, attestation, entry, proven_copies, wall_ms},
 };
 use quarry_proto::{
@@ -17,7 +17,6 @@ use quarry_wire::{
     version::HybridClock,
 };
 use std::collections::BTreeSet;
-use tokio::time::Instant;
 
 async fn publish(cluster: &Cluster, request: &v1::PublishRequest) -> Result<Vec<v1::CommitOutcome>, Refusal> {
     cluster.ask(async |node: &Node| node.control().publish(request.clone()).await).await.map(|reply| reply.outcomes)
