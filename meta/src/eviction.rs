@@ -132,6 +132,11 @@ impl Uses {
 struct Waits(BTreeMap<NodeId, (Instant, u32)>);
 
 impl Waits {
+    /// Nothing is lacking any more. What did not come in its time is not waited for again until an extent comes, or a while has passed.
+    fn end(&mut self, now: Instant) {
+        self.0.retain(|_, (since, _)| *since + LOOSE_WITHIN <= now && now < *since + WANTED_FOR);
+    }
+
     /// Of what comes, what is to be waited for still, with the bytes of the extent that comes.
     fn look(&mut self, coming: &BTreeMap<NodeId, (Coming, u32)>, now: Instant) -> BTreeMap<NodeId, u64> {
         self.0.retain(|node, _| coming.contains_key(node));
@@ -206,17 +211,26 @@ async fn make_room(
 ) -> Duration {
     let (marks, lendable) = (core.config.eviction, core.lendable());
     let began = Instant::now();
-    let look = |coming: &BTreeMap<NodeId, u64>| {
-        shard.hosted.read(|state| victims(state, &shard.eviction.uses, marks, lacks, wanted, coming, since))
-    };
+    // It may walk over all slots: entries do not wait for that.
+    let state: Shard = shard.hosted.frozen();
+    let look =
+        |coming: &BTreeMap<NodeId, u64>| victims(&state, &shard.eviction.uses, marks, lacks, wanted, coming, since);
     let mut victims = look(&lendable);
     if victims.is_empty() {
-        *waits = Waits::default();
+        waits.end(began);
         return began.elapsed();
     }
-    let mut coming = waits.look(&lending::awaited(core, shard), began);
+    let mut awaited = lending::awaited(core, shard);
+    if lacks.is_empty() && wanted.is_none() {
+        let own = state.holdings();
+        awaited.retain(|node, _| own.needs(*node));
+    }
+    let mut coming = waits.look(&awaited, began);
     if !coming.is_empty() {
-        coming.extend(lendable.iter().map(|(node, largest)| (*node, *largest)));
+        for (node, largest) in &*lendable {
+            let most = coming.entry(*node).or_default();
+            *most = (*most).max(*largest);
+        }
         victims = look(&coming);
     }
     let looked = began.elapsed();

@@ -53,11 +53,20 @@ const LENT_WITHIN: Duration = Duration::from_secs(2);
 /// How long a shard's own proposals about extents may take; others wait behind them.
 const GIVE_WITHIN: Duration = Duration::from_secs(2);
 
+/// An extent that nothing new is to be planned in.
+#[derive(Clone, Copy)]
+struct Aside {
+    /// Until when that is tried.
+    until: Instant,
+    /// Whether it is for a shard that has less and found no place: own writers do not get it back, and no other one is emptied meanwhile.
+    for_poorer: bool,
+}
+
 /// What a shard's leader knows about extents that it gives back.
 #[derive(Default)]
 pub(crate) struct Lending {
-    /// Extents that are being emptied for other shards, and until when that is tried: nothing new goes there.
-    emptying: Mutex<BTreeMap<ExtentId, Instant>>,
+    /// Extents that are being emptied for other shards: nothing new goes there.
+    aside: Mutex<BTreeMap<ExtentId, Aside>>,
     /// Nodes of which an extent is to be made empty for other shards by moving its values.
     compacting: Mutex<BTreeSet<NodeId>>,
 }
@@ -65,7 +74,7 @@ pub(crate) struct Lending {
 impl Lending {
     /// Extents that nothing new is to be planned in.
     pub(crate) fn aside(&self) -> BTreeSet<ExtentId> {
-        self.emptying.lock().keys().copied().collect()
+        self.aside.lock().keys().copied().collect()
     }
     /// Nodes of which an extent is to be made empty for other shards by moving its values.
     pub(crate) fn compacting(&self) -> BTreeSet<NodeId> {
@@ -73,7 +82,22 @@ impl Lending {
     }
     /// Lets nothing new into an extent that is being emptied.
     pub(crate) fn put_aside(&self, extent: ExtentId) {
-        self.emptying.lock().insert(extent, Instant::now() + EMPTYING_MAX);
+        self.put(extent, false);
+    }
+    fn put(&self, extent: ExtentId, for_poorer: bool) {
+        self.aside.lock().insert(extent, Aside { until: Instant::now() + EMPTYING_MAX, for_poorer });
+    }
+    /// Takes back for own writers what of `extents` is not for a poorer shard. Whether there was any.
+    pub(crate) fn own_first(&self, extents: impl IntoIterator<Item = ExtentId>) -> bool {
+        let mut aside = self.aside.lock();
+        let yields = |extent: ExtentId| aside.get(&extent).is_some_and(|aside| !aside.for_poorer);
+        let extents: Vec<ExtentId> = extents.into_iter().filter(|extent| yields(*extent)).collect();
+        aside.retain(|extent, _| !extents.contains(extent));
+        !extents.is_empty()
+    }
+    /// The extent is as good as any other again.
+    pub(crate) fn take_back(&self, extent: ExtentId) {
+        self.aside.lock().remove(&extent);
     }
 }
 
@@ -197,14 +221,15 @@ async fn give_back(
     }
     let now = Instant::now();
     let all = holdings(shards);
-    let lendable = directory.read(Directory::unlent);
+    let (lendable, in_transit) = directory.read(|directory| (directory.unlent(), directory.in_transit(&all)));
+    let mut spares: BTreeMap<NodeId, u32> = BTreeMap::new();
     let mut next: Option<Instant> = None;
     let mut look_at = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
     let (mut seen, mut still_asked) = (BTreeSet::new(), BTreeSet::new());
     let mut work = Vec::new();
     for (shard, own) in shards.iter().zip(&all) {
         if shard.hosted.leads().is_err() {
-            shard.lending.emptying.lock().clear();
+            shard.lending.aside.lock().clear();
             shard.lending.compacting.lock().clear();
             continue;
         }
@@ -212,7 +237,7 @@ async fn give_back(
             shard.hosted.read(|state| (state.idle_extents().collect(), state.dead_extents().collect()));
         let mut drops = dead.clone();
         let still = |extent: ExtentId| shard.hosted.read(|state| state.held(extent).is_some());
-        shard.lending.emptying.lock().retain(|extent, until| now < *until && still(*extent));
+        shard.lending.aside.lock().retain(|extent, aside| now < aside.until && still(*extent));
         let mut by_node: BTreeMap<NodeId, Vec<(Instant, Lent)>> = BTreeMap::new();
         for lent in idle.into_iter().filter(|lent| !dead.contains(lent)) {
             seen.insert((shard.id, lent));
@@ -223,7 +248,7 @@ async fn give_back(
         for (node, held) in &own.nodes {
             let mut idle = by_node.remove(node).unwrap_or_default();
             // Those that were to be emptied first, then those that were empty for longest.
-            let is_aside = |lent: &Lent| shard.lending.emptying.lock().contains_key(&lent.0);
+            let is_aside = |lent: &Lent| shard.lending.aside.lock().contains_key(&lent.0);
             idle.sort_by_key(|(since, lent)| (!is_aside(lent), *since));
             let first = idle.first().copied();
             let mut empty_after = |wait: Duration| {
@@ -237,7 +262,7 @@ async fn give_back(
                         let ripe = if at_once || is_aside(&lent) { now } else { since + EMPTY_FOR };
                         if at_once {
                             // Else whoever is rich takes it again before it is gone.
-                            shard.lending.put_aside(lent.0);
+                            shard.lending.put(lent.0, true);
                         }
                         if ripe <= now { drops.push(lent) } else { look_at(ripe) }
                     }
@@ -249,13 +274,14 @@ async fn give_back(
                         empty_after(COMPACTING_MAX);
                     }
                 }
-                Giving::Emptied if evicts => empty_after(Duration::ZERO),
+                // What is on its way may be what is missed, and others may have something empty in a moment.
+                Giving::Emptied if evicts => empty_after(if in_transit.contains_key(node) { 2 * TURN } else { TURN }),
                 Giving::Emptied => {}
                 Giving::Keep => {
-                    shard.lending.emptying.lock().retain(|extent, _| extent.region.node != *node);
-                    if let Some((since, lent)) =
-                        first.filter(|_| held.extents > spare(directory, *node) && held.can_spare())
-                    {
+                    shard.lending.aside.lock().retain(|extent, _| extent.region.node != *node);
+                    let mut has_many =
+                        || held.extents > *spares.entry(*node).or_insert_with(|| spare(directory, *node));
+                    if let Some((since, lent)) = first.filter(|_| held.can_spare() && has_many()) {
                         if since + IDLE_FOR <= now { drops.push(lent) } else { look_at(since + IDLE_FOR) }
                     }
                 }
@@ -307,7 +333,7 @@ async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) 
             Ok(other) => {
                 // Somebody took it in between: it is as good as any other again.
                 if let ShardOutcome::DropExtent(Err(DropRefusal::InUse { extent, .. })) = &other {
-                    shard.lending.emptying.lock().remove(extent);
+                    shard.lending.take_back(*extent);
                 }
                 tracing::debug!(shard = shard.id.0, outcome = ?other, "an extent stays");
             }
@@ -318,7 +344,8 @@ async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) 
 
 /// Begins to empty the extent of `node` that was used least recently, unless one is being emptied.
 async fn empty_one(shard: &HostedShard, node: NodeId) {
-    let is_under_way = shard.lending.emptying.lock().keys().any(|extent| extent.region.node == node);
+    let goes_already = |(extent, aside): (&ExtentId, &Aside)| extent.region.node == node && aside.for_poorer;
+    let is_under_way = shard.lending.aside.lock().iter().any(goes_already);
     if is_under_way {
         return;
     }
@@ -328,22 +355,28 @@ async fn empty_one(shard: &HostedShard, node: NodeId) {
         return;
     };
     // Before anything goes, so that nobody takes what becomes free of it.
-    shard.lending.put_aside(extent);
+    shard.lending.put(extent, true);
     tracing::debug!(shard = shard.id.0, %extent, slabs = victims.len(), "emptied for another shard");
     crate::eviction::evict(shard, victims).await;
 }
 
-/// What other shards will give `shard`, by node, as soon as it needs it, with the extents that it has there: nothing need go for that.
+/// What `shard` will have without a value going, by node, as soon as it needs it: what other shards give, and what is on its way from one to
+/// another. With the extents that it has there.
 pub(crate) fn awaited(core: &Core, shard: &HostedShard) -> BTreeMap<NodeId, (Coming, u32)> {
     let all = holdings(&core.shards);
     let Some(own) = all.iter().find(|it| it.shard == shard.id) else { return BTreeMap::new() };
+    let in_transit = core.directory.read(|directory| directory.in_transit(&all));
     let nodes: BTreeSet<NodeId> = all.iter().flat_map(|it| it.nodes.keys().copied()).collect();
     let has = |node: &NodeId| own.nodes.get(node).map_or(0, |held| held.extents);
-    nodes.into_iter().filter_map(|node| Some((node, (coming(own, &all, node)?, has(&node))))).collect()
+    let comes = |node: NodeId| coming(own, &all, node).max(in_transit.get(&node).copied().map(Coming::Loose));
+    nodes.into_iter().filter_map(|node| Some((node, (comes(node)?, has(&node))))).collect()
 }
 
 /// Nodes with memory that could come to `shard` from others, for a slot of `bytes`: it is not the end if there is none now.
 pub(crate) fn may_come(core: &Core, shard: &HostedShard, nodes: &BTreeSet<NodeId>) -> bool {
+    if nodes.is_empty() {
+        return false;
+    }
     let all = holdings(&core.shards);
     let evicts = core.config.eviction.low > 0;
     let Some(own) = all.iter().find(|it| it.shard == shard.id) else { return false };

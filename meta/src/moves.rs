@@ -21,8 +21,8 @@ use futures::future::join_all;
 use quarry_meta_state::{
     Shard,
     shard::{
-        Attested, CommitEntry, Covers, Mode, PlannedMove, Publish, ResolvedCopy, ShardCommand, ShardOutcome, Sparse,
-        ValuePlace,
+        Attested, CommitEntry, Covers, Mode, PlannedMove, Publish, ResolvedCopy, ShardCommand, ShardOutcome, Sought,
+        Sparse, ValuePlace,
     },
 };
 use quarry_proto::{
@@ -263,26 +263,33 @@ pub(crate) async fn compact(core: Arc<Core>, index: usize) {
         if shard.hosted.leads().is_err() {
             continue;
         }
-        let avoid = core.avoided(&[]);
         // Where slabs are evicted, that makes room in one piece, and sooner.
         let wanted = Some(shard.moving.wanted.swap(0, Ordering::Relaxed));
         let wanted = wanted.filter(|bytes| *bytes > 0 && core.config.eviction.low == 0);
-        let asked = shard.lending.compacting();
-        let sparse = shard.hosted.read(|state: &Shard| state.sparse_extent(wanted, &asked, &avoid, &stuck));
-        let Some(Sparse { extent, live_bytes, values }) = sparse else { continue };
+        let (asked, avoid, aside) = (shard.lending.compacting(), core.avoided(&[]), shard.lending.aside());
+        let sought = Sought { wanted, asked, avoid, stuck: stuck.clone(), aside };
+        let state: Shard = shard.hosted.frozen();
+        let Some(Sparse { extent, live_bytes, values }) = state.sparse_extent(&sought) else { continue };
         let away = BTreeSet::from([extent]);
-        if asked.contains(&extent.region.node) {
+        let is_asked = sought.asked.contains(&extent.region.node) && !sought.aside.contains(&extent);
+        if is_asked {
             shard.lending.put_aside(extent);
         }
         match move_values(&core, shard, values, &away, ROUND_BYTES, Instant::now() + OWN_PROPOSAL).await {
             Ok(Moved { values: 0, .. }) => {
                 tracing::warn!(shard = shard.id.0, %extent, live_bytes, "nothing can be moved out of a sparse extent");
                 stuck.insert(extent);
+                shard.lending.take_back(extent);
             }
             Ok(Moved { values, bytes }) => {
                 tracing::debug!(shard = shard.id.0, %extent, live_bytes, values, bytes, "moved out of a sparse extent");
             }
-            Err(refusal) => tracing::debug!(shard = shard.id.0, %refusal, "nothing was moved"),
+            Err(refusal) => {
+                tracing::debug!(shard = shard.id.0, %refusal, "nothing was moved");
+                if is_asked {
+                    shard.lending.take_back(extent);
+                }
+            }
         }
     }
 }

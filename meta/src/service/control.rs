@@ -21,7 +21,7 @@ use quarry_proto::{
 use quarry_trust::Caller;
 use quarry_wire::{
     grant::{Class, Grant},
-    ids::{NamespaceId, NodeId, ShardId},
+    ids::{ExtentId, NamespaceId, NodeId, ShardId},
     key::Key,
     limits::{COMMAND_BYTES_MAX, COPIES_MAX, GRANT_TTL_MAX, KEYS_PER_CALL_MAX, NAMESPACE_NAME_BYTES_MAX},
     units::{SlotCount, SlotSize, millis},
@@ -276,6 +276,10 @@ async fn lent_more(
     deadline: Instant,
 ) -> Result<bool, Refusal> {
     let bytes = u64::from(wanted.slot_size.0);
+    let set_aside: Vec<ExtentId> = shard.hosted.read(|state| state.with_place(&bounds.aside, bytes).collect());
+    if shard.lending.own_first(set_aside) && Instant::now() + REPLAN_PAUSE < deadline {
+        return Ok(true);
+    }
     let lacking = shard.hosted.read(|state| state.lacks_place(bytes, &bounds.avoid));
     lending::want(shard, &lacking, bytes, deadline).await?;
     let (lendable, awaited) = (core.lendable(), lending::awaited(core, shard));

@@ -10,12 +10,12 @@
 //! ([`giving`]), in this order:
 //!
 //! 1. An extent that is empty, or will be: for who wants or is short, and, if it keeps its quarter of room without it, for who asks.
-//! 2. An extent that can be made empty by moving its values to others, if an eighth of room is left: for who wants or is short.
+//! 2. An extent that can be made empty by moving its values to others: for who wants, if an eighth of room is left, or is short, if a fifth is.
 //! 3. Only when nobody has either, an extent whose values go: for who wants, from every shard that has two more, the one that has most first
 //!    ([`turn`]).
 //!
 //! As long as there is 1 or 2 anywhere on a node, no shard needs to evict there ([`coming`]): it waits instead. A shard that nobody writes to
-//! needs no room, so it gives all that it has empty, and evicts nothing to have some. Between two shards that have equally much nothing goes
+//! needs no room: it is never short, gives all that it has empty, and evicts nothing to have some. Between two shards that have equally much nothing goes
 //! to and fro.
 //!
 //! [`ledger`] counts *Nothing leaks* over the directory and all shards.
@@ -35,6 +35,8 @@ use std::collections::BTreeMap;
 const ASKS_BELOW: u64 = 4;
 /// A shard is short of a node's memory when less than one part in so many of what it has there is free or about to be.
 const SHORT_BELOW: u64 = 8;
+/// Who gives something to a shard that is short keeps one part in so many: more than the three sixteenths that eviction makes.
+const LEAVES_FOR_SHORT: u64 = 5;
 /// Of a node's extents one part in so many is lent ahead of need, in equal shares.
 const AHEAD: u32 = 4;
 /// A shard empties an extent for another one only if it has at least so many more; one is enough if it wants none itself and the other has
@@ -66,15 +68,29 @@ impl Holdings {
     #[must_use]
     pub fn gives(&self, node: NodeId, poor: &Self) -> bool {
         let (has, poor) = (self.on(node), poor.on(node));
-        let needs_it = self.is_written && !has.keeps(SHORT_BELOW) && has.extents < poor.extents;
+        // Nothing empty stays where a place is missed, unless that is with who has more.
+        let comes_first = poor.wanted.is_none() || has.extents < poor.extents;
+        let needs_it = self.is_written && !has.keeps(poor.room_left()) && comes_first;
         has.loose > 0 && (has.wanted.is_none() && !needs_it || has.extents >= poor.extents + RICHER)
     }
 
-    /// Whether it can make an extent of `node` empty by moving values, and has its eighth of room then.
+    /// Whether it can make an extent of `node` empty for `poor` by moving values, and has the room that it needs then.
     #[must_use]
-    pub fn compacts(&self, node: NodeId) -> bool {
+    pub fn compacts(&self, node: NodeId, poor: &Self) -> bool {
         let has = self.on(node);
-        has.loose == 0 && has.extents > 1 && has.wanted.is_none() && has.keeps(SHORT_BELOW)
+        has.loose == 0 && has.extents > 1 && has.wanted.is_none() && has.keeps(poor.on(node).room_left())
+    }
+
+    /// Whether somebody found no place on `node`, or values would go there for room. Who is not written to needs no room.
+    #[must_use]
+    pub fn needs(&self, node: NodeId) -> bool {
+        let has = self.on(node);
+        has.wanted.is_some() || self.is_written && has.is_short()
+    }
+
+    fn asks(&self, node: NodeId) -> bool {
+        let has = self.on(node);
+        self.is_written && has.extents > 0 && has.asks()
     }
 }
 
@@ -104,8 +120,10 @@ impl Held {
     pub const fn is_short(&self) -> bool {
         self.room * SHORT_BELOW < self.bytes
     }
-    const fn needs(&self) -> bool {
-        self.wanted.is_some() || self.is_short()
+    /// Who gives it something keeps one part in so many of room: more than eviction makes, unless somebody found no place here. Else two shards
+    /// that evict would give each other the room that they have just made.
+    const fn room_left(&self) -> u64 {
+        if self.wanted.is_some() { SHORT_BELOW } else { LEAVES_FOR_SHORT }
     }
     /// Bytes of one of its extents.
     #[must_use]
@@ -161,12 +179,12 @@ pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> G
     }
     let others: Vec<&Holdings> =
         all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation).collect();
-    let needy: Vec<&Holdings> = others.iter().copied().filter(|other| other.on(node).needs()).collect();
+    let needy: Vec<&Holdings> = others.iter().copied().filter(|other| other.needs(node)).collect();
     let is_rich = |poor: &&Holdings| has.extents >= poor.on(node).extents + RICHER;
     if needy.iter().any(|poor| own.gives(node, poor)) {
         return Giving::Loose { at_once: needy.iter().any(|poor| poor.on(node).wanted.is_some() && is_rich(poor)) };
     }
-    if has.can_spare() && others.iter().any(|other| other.on(node).extents > 0 && other.on(node).asks()) {
+    if has.can_spare() && others.iter().any(|other| other.asks(node)) {
         return Giving::Loose { at_once: false };
     }
     // What others have empty, or are making empty, comes first.
@@ -177,7 +195,8 @@ pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> G
     }
     // Values go for somebody who found no place, not for more room.
     let goes = |poor: &&Holdings| poor.on(node).wanted.is_some() && has.is_richer(&poor.on(node));
-    match (own.compacts(node), needy.iter().any(goes)) {
+    let compacts = |poor: &&Holdings| own.compacts(node, poor);
+    match (needy.iter().any(compacts), needy.iter().any(goes)) {
         (true, or_emptied) => Giving::Compacted { or_emptied },
         (false, true) => Giving::Emptied,
         (false, false) => Giving::Keep,
@@ -187,10 +206,10 @@ pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> G
 /// Memory that a shard will have on a node without a value going.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Coming {
-    /// An extent of so many bytes that is empty at another shard, or will be when it has rested.
-    Loose(u64),
     /// An extent of so many bytes that another shard makes empty by moving values, if that succeeds.
     Compacted(u64),
+    /// An extent of so many bytes that is empty at another shard, or will be when it has rested, or is on its way from one to another.
+    Loose(u64),
 }
 
 impl Coming {
@@ -209,7 +228,7 @@ impl Coming {
 pub fn coming(own: &Holdings, all: &[Holdings], node: NodeId) -> Option<Coming> {
     let others = || all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
     let loose = others().filter(|other| other.gives(node, own)).map(|other| Coming::Loose(other.on(node).extent()));
-    let compacted = others().filter(|other| other.compacts(node));
+    let compacted = others().filter(|other| other.compacts(node, own));
     loose.max().or_else(|| compacted.map(|other| Coming::Compacted(other.on(node).extent())).max())
 }
 
@@ -218,7 +237,9 @@ pub fn coming(own: &Holdings, all: &[Holdings], node: NodeId) -> Option<Coming> 
 #[must_use]
 pub fn turn(own: &Holdings, all: &[Holdings], node: NodeId) -> u32 {
     let rank = |it: &Holdings| (it.on(node).extents, it.shard);
-    let is_before = |it: &&Holdings| rank(it) > rank(own) || it.shard != own.shard && it.compacts(node);
+    let needy = || all.iter().filter(|poor| poor.generation == own.generation && poor.needs(node));
+    let compacts = |it: &Holdings| needy().any(|poor| poor.shard != it.shard && it.compacts(node, poor));
+    let is_before = |it: &&Holdings| rank(it) > rank(own) || it.shard != own.shard && compacts(it);
     let before = all.iter().filter(|other| other.generation == own.generation).filter(is_before);
     u32::try_from(before.count()).unwrap_or(u32::MAX)
 }
@@ -241,6 +262,8 @@ struct Claim {
     held: Held,
     /// Extents that are lent to it and not seen by it yet, or given back by it and not taken back yet.
     in_transit: u32,
+    /// Whether it is written to: else it needs no room.
+    is_written: bool,
 }
 
 impl Claim {
@@ -248,8 +271,8 @@ impl Claim {
     fn rank(&self, ahead: u32) -> Option<(u8, u32, ShardId)> {
         let urgency = match self.held {
             Held { wanted: Some(_), .. } if self.in_transit == 0 => 0,
-            Held { extents: 1.., .. } if self.held.is_short() => 1,
-            Held { extents: 1.., .. } if self.held.asks() => 2,
+            Held { extents: 1.., .. } if self.is_written && self.held.is_short() => 1,
+            Held { extents: 1.., .. } if self.is_written && self.held.asks() => 2,
             Held { extents, .. } if extents < ahead => 3,
             Held { .. } => return None,
         };
@@ -258,6 +281,28 @@ impl Claim {
 }
 
 impl Directory {
+    /// Nodes with an extent that is lent to a shard and not seen by it yet, or given back by one and not taken back yet, and the bytes of the
+    /// largest such. For a moment it is nobody's; then somebody has it, or it is lent to nobody: whoever lacks memory looks again.
+    #[must_use]
+    pub fn in_transit(&self, shards: &[Holdings]) -> BTreeMap<NodeId, u64> {
+        let mut lent: BTreeMap<(NodeId, ShardId), (u32, u64)> = BTreeMap::new();
+        for (extent, shard, bytes) in self.extents_up() {
+            if let Some(shard) = shard {
+                let (count, largest) = lent.entry((extent.region.node, shard)).or_default();
+                (*count, *largest) = (*count + 1, bytes.max(*largest));
+            }
+        }
+        let mut coming: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for ((node, shard), (count, largest)) in lent {
+            let seen = shards.iter().find(|it| it.shard == shard && it.generation == self.generation());
+            if seen.map_or(0, |it| it.on(node).extents) < count {
+                let most = coming.entry(node).or_default();
+                *most = largest.max(*most);
+            }
+        }
+        coming
+    }
+
     /// The lendings that are needed now, at most `max`: one extent after the other to the shard that needs it most, of those that are lent to
     /// nobody. `shards`: what each shard has, as the replicas on this node show it.
     #[must_use]
@@ -295,8 +340,8 @@ impl Directory {
 
 impl Claim {
     fn of(holdings: &Holdings, node: NodeId, extents: &[(ExtentId, Option<ShardId>, u64)]) -> Self {
-        let mut claim =
-            Self { shard: holdings.shard, held: holdings.nodes.get(&node).copied().unwrap_or_default(), in_transit: 0 };
+        let Holdings { shard, is_written, .. } = *holdings;
+        let mut claim = Self { shard, held: holdings.on(node), in_transit: 0, is_written };
         let lent = extents.iter().filter(|(_, shard, _)| *shard == Some(holdings.shard));
         let seen = usize::try_from(claim.held.extents).unwrap_or(usize::MAX);
         for (_, _, bytes) in lent.skip(seen) {

@@ -281,17 +281,32 @@ impl Shard {
             held.loose += u32::from(live == 0);
         }
         for (node, bytes) in &self.wants {
-            nodes.entry(*node).or_default().wanted = Some(*bytes);
+            // Whoever found no place may have found one elsewhere meanwhile, or have gone.
+            if !self.has_free(*node, *bytes) {
+                nodes.entry(*node).or_default().wanted = Some(*bytes);
+            }
         }
         let has_grants = !self.writers.is_empty();
         let is_written = self.is_written();
         Holdings { shard: self.id, generation: self.generation, nodes, has_grants, is_written }
     }
 
+    /// Whether a slot of `bytes` has a place on `node` now.
+    fn has_free(&self, node: NodeId, bytes: u64) -> bool {
+        let here = self.extents.iter().filter(|(extent, _)| extent.region.node == node && self.is_open(extent.region));
+        here.into_iter().any(|(_, held)| held.free.first_fit(bytes).is_some())
+    }
+
     /// Whether a writer has a grant that is open.
     #[must_use]
     pub fn is_written(&self) -> bool {
         self.writers.range(..).any(|(writer, _)| *writer != WriterId::HOLDERS)
+    }
+
+    /// Those of `extents` that have a place for a slot of `bytes` now.
+    pub fn with_place(&self, extents: &BTreeSet<ExtentId>, bytes: u64) -> impl Iterator<Item = ExtentId> {
+        let held = extents.iter().filter_map(|extent| Some((*extent, self.extents.get(extent)?)));
+        held.filter(move |(_, held)| held.free.first_fit(bytes).is_some()).map(|(extent, _)| extent)
     }
 
     /// Nodes with a region whose extents hold a slot of `bytes`, up and not among `avoid`, where this shard has no place for one now: an

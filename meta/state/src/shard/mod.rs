@@ -59,7 +59,7 @@ use commits::Batch;
 pub use commits::{BatchRef, leaves};
 pub use grants::{GrantPhase, GrantView};
 use grants::{Phase, Slab};
-pub use moves::{PlannedMove, Sparse};
+pub use moves::{PlannedMove, Sought, Sparse};
 use pins::Pin;
 use quarantine::Deadline;
 use quarry_wire::{

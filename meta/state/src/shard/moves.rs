@@ -45,6 +45,21 @@ pub struct PlannedMove {
     pub from: Vec<Vec<ResolvedCopy>>,
 }
 
+/// Which extent is to be made free, and from where values may go whither.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Sought {
+    /// Somebody found no place for a slot of so many bytes.
+    pub wanted: Option<u64>,
+    /// Nodes of which other shards need an extent.
+    pub asked: BTreeSet<NodeId>,
+    /// Nodes that are not heard.
+    pub avoid: BTreeSet<NodeId>,
+    /// Extents of which nothing could be moved lately.
+    pub stuck: BTreeSet<ExtentId>,
+    /// Extents that nothing is to be put in.
+    pub aside: BTreeSet<ExtentId>,
+}
+
 /// An extent with few live bytes, and what is to be moved so that it becomes free.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sparse {
@@ -210,17 +225,12 @@ impl Shard {
     }
 
     /// The extent to make free next, if a node needs one: it has none that is free, or will be once what rests is, though what is free in it
-    /// would make two; or it is one of `asked`, of which other shards need one. Or somebody found no place for a slot of `wanted` bytes, and such a node has so much free, but not in one place. The
-    /// extent is the one with the fewest live bytes whose grants have all ended, without a pin on a value of it, if the node's other extents
-    /// have that much free; none of `not`. Walks over all slabs if there is a need: not for every call.
+    /// would make two; or others need one of it; or somebody found no place there, though it has so much free, but not in one place. The extent
+    /// is the one with the fewest live bytes whose grants have all ended, without a pin on a value of it, if the node's other extents have that
+    /// much free. Walks over all slabs if there is a need: not for every call.
     #[must_use]
-    pub fn sparse_extent(
-        &self,
-        wanted: Option<u64>,
-        asked: &BTreeSet<NodeId>,
-        avoid: &BTreeSet<NodeId>,
-        not: &BTreeSet<ExtentId>,
-    ) -> Option<Sparse> {
+    pub fn sparse_extent(&self, sought: &Sought) -> Option<Sparse> {
+        let Sought { wanted, asked, avoid, stuck, aside } = sought;
         let mut nodes: BTreeMap<NodeId, Vec<ExtentId>> = BTreeMap::new();
         for extent in self.extents.keys().filter(|extent| !avoid.contains(&extent.region.node)) {
             if self.regions.get(&extent.region).is_some_and(|region| region.up) {
@@ -229,13 +239,15 @@ impl Shard {
         }
         let mut candidates: Vec<(u64, ExtentId)> = Vec::new();
         let needs =
-            |(node, extents): &(&NodeId, &Vec<ExtentId>)| self.needs_extent(extents, wanted, asked.contains(node));
+            |(node, extents): &(&NodeId, &Vec<ExtentId>)| self.needs_extent(extents, *wanted, asked.contains(node));
         for (_, extents) in nodes.iter().filter(needs) {
-            let free: u64 = extents.iter().map(|extent| self.extents[extent].free.total()).sum();
+            let free_in =
+                |extent: &ExtentId| if aside.contains(extent) { 0 } else { self.extents[extent].free.total() };
+            let free: u64 = extents.iter().map(free_in).sum();
             candidates.extend(extents.iter().filter_map(|extent| {
                 let held = &self.extents[extent];
                 let live = held.live_bytes();
-                let fits = live > 0 && free - held.free.total() >= live && !not.contains(extent);
+                let fits = live > 0 && free - free_in(extent) >= live && !stuck.contains(extent);
                 fits.then_some((live, *extent))
             }));
         }

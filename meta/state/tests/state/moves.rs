@@ -7,7 +7,7 @@ use quarry_meta_state::{
     entry as log_entry,
     shard::{
         Attested, CommitEntry, CommitOutcome, CommitRefusal, Committed, Covers, DeleteKey, GrantPhase, GrantRefusal,
-        Mode, MoveRequest, PlannedMove, Proposed, Publish, ShardCommand, Sparse, ValuePlace,
+        Mode, MoveRequest, PlannedMove, Proposed, Publish, ShardCommand, Sought, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
@@ -338,6 +338,11 @@ fn scattered(bench: &mut Bench) {
     bench.wait(TTL + millis(QUARANTINE));
 }
 
+/// Somebody found no place for a slot of so many bytes.
+fn wanting(bytes: u64) -> Sought {
+    Sought { wanted: Some(bytes), ..Sought::default() }
+}
+
 #[test]
 fn sparse_extents_are_emptied_until_large_slots_fit_again() {
     let mut bench = Bench::new(1);
@@ -350,9 +355,7 @@ fn sparse_extents_are_emptied_until_large_slots_fit_again() {
     };
     assert!(matches!(whole(&mut bench), Err(GrantRefusal::NoSpace { .. })), "15/16 of the memory is free");
     let mut emptied = BTreeSet::new();
-    while let Some(Sparse { extent, live_bytes, values }) =
-        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new())
-    {
+    while let Some(Sparse { extent, live_bytes, values }) = bench.shard.sparse_extent(&Sought::default()) {
         assert!(live_bytes >= u64::from(SLOT) && !values.is_empty());
         let away = BTreeSet::from([extent]);
         let planned =
@@ -365,12 +368,9 @@ fn sparse_extents_are_emptied_until_large_slots_fit_again() {
     bench.wait(millis(QUARANTINE));
     whole(&mut bench).unwrap();
     assert_eq!(bench.shard.values(), EXTENTS as usize);
-    assert!(
-        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).is_some(),
-        "the free one was taken: the next is needed"
-    );
+    assert!(bench.shard.sparse_extent(&Sought::default()).is_some(), "the free one was taken: the next is needed");
     assert_eq!(
-        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::from([NodeId(1)]), &BTreeSet::new()),
+        bench.shard.sparse_extent(&Sought { avoid: BTreeSet::from([NodeId(1)]), ..Sought::default() }),
         None,
         "a node that is not heard is left"
     );
@@ -386,15 +386,12 @@ fn an_extent_with_an_open_grant_or_a_pin_is_not_emptied() {
     let pinned: Vec<&str> = names[2..].iter().map(String::as_str).collect();
     bench.pin(1, &pinned, 60 * SECOND);
     bench.grant(1);
-    let found = bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).unwrap();
+    let found = bench.shard.sparse_extent(&Sought::default()).unwrap();
     assert_eq!((found.extent, found.values.len()), (extent(1, 1), 1));
     bench.pin(1, &["1-1"], 60 * SECOND);
-    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()), None);
+    assert_eq!(bench.shard.sparse_extent(&Sought::default()), None);
     bench.wait(TTL + millis(QUARANTINE));
-    assert_eq!(
-        bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).unwrap().extent,
-        extent(1, 0)
-    );
+    assert_eq!(bench.shard.sparse_extent(&Sought::default()).unwrap().extent, extent(1, 0));
     bench.drain();
 }
 
@@ -408,18 +405,10 @@ fn somebody_who_found_no_place_for_a_large_slot_has_an_extent_emptied() {
         let name = format!("more-{}", bench.shard.values());
         bench.commit(&grant, entry(0, &name, 5, Mode::Create)).unwrap();
     }
-    assert_eq!(bench.shard.sparse_extent(None, &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()), None);
-    assert_eq!(
-        bench.shard.sparse_extent(Some(u64::from(SLOT)), &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()),
-        None,
-        "that one has a place"
-    );
-    assert!(bench.shard.sparse_extent(Some(EXTENT), &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()).is_some());
-    assert_eq!(
-        bench.shard.sparse_extent(Some(2 * EXTENT), &BTreeSet::new(), &BTreeSet::new(), &BTreeSet::new()),
-        None,
-        "no extent is so large"
-    );
+    assert_eq!(bench.shard.sparse_extent(&Sought::default()), None);
+    assert_eq!(bench.shard.sparse_extent(&wanting(SLOT.into())), None, "that one has a place");
+    assert!(bench.shard.sparse_extent(&wanting(EXTENT)).is_some());
+    assert_eq!(bench.shard.sparse_extent(&wanting(2 * EXTENT)), None, "no extent is so large");
     bench.drain();
 }
 

@@ -8,7 +8,7 @@ use quarry_meta_state::{
     directory::{FeedChange, Policy},
     shard::{
         Attested, BatchRef, CheckedCopy, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest,
-        PinRequest, Proposed, Publish, Resigned, ShardCommand, ShardOutcome, Sparse, ValuePlace,
+        PinRequest, Proposed, Publish, Resigned, ShardCommand, ShardOutcome, Sought, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
@@ -364,12 +364,7 @@ impl History {
             Step::Move { keys, away, sparse, nodes, only } => {
                 let shard = &self.bench.shard;
                 let found = if sparse {
-                    shard.sparse_extent(
-                        Some(u64::from(away) << 8),
-                        &BTreeSet::new(),
-                        &BTreeSet::new(),
-                        &BTreeSet::new(),
-                    )
+                    shard.sparse_extent(&Sought { wanted: Some(u64::from(away) << 8), ..Sought::default() })
                 } else {
                     None
                 };
