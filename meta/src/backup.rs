@@ -357,7 +357,6 @@ impl Manifest {
 #[derive(Debug)]
 pub struct Backup {
     file: File,
-    path: PathBuf,
     manifest: Manifest,
 }
 
@@ -403,7 +402,7 @@ impl Backup {
             serde_json::from_slice(&text).map_err(|error| damaged("the manifest", error.to_string()))?;
         manifest.check().map_err(|why| damaged("the manifest", why))?;
         let mut next = HEAD_BYTES;
-        let backup = Self { file, path: owned(), manifest };
+        let backup = Self { file, manifest };
         for part in &backup.manifest.groups {
             let name = Part::name(part.group);
             if part.offset != next || part.length > at - next {
@@ -446,15 +445,24 @@ impl Backup {
     }
 
     /// The bytes of a group's state.
-    ///
-    /// # Errors
-    /// [`BackupError::Disk`].
-    pub(crate) fn state(&self, part: &Part) -> Result<Vec<u8>, BackupError> {
-        let too_long =
-            |_| BackupError::Mixed { why: format!("a state of {} bytes does not fit in memory", part.length) };
-        let mut bytes = vec![0; usize::try_from(part.length).map_err(too_long)?];
-        self.file.read_exact_at(&mut bytes, part.offset).map_err(disk("read", &self.path))?;
-        Ok(bytes)
+    pub(crate) fn state(&self, part: &Part) -> impl io::Read {
+        Section { file: &self.file, at: part.offset, end: part.offset + part.length }
+    }
+}
+
+/// Some bytes of a file.
+struct Section<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl io::Read for Section<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(out.len());
+        let read = self.file.read_at(&mut out[..most], self.at)?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
@@ -487,6 +495,12 @@ mod tests {
         writer.finish(origin())
     }
 
+    fn read(backup: &Backup, part: &Part) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        backup.state(part).read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
     #[test]
     fn a_backup_comes_back_as_it_was_and_never_replaces_a_file() {
         let dir = tempfile::tempdir().unwrap();
@@ -494,7 +508,7 @@ mod tests {
         let manifest = write(&place, &[(1, 4), (2, 3), (0, 4)]).unwrap();
         let backup = Backup::open(&place).unwrap();
         assert_eq!(*backup.manifest(), manifest);
-        assert_eq!(backup.state(&manifest.groups[1]).unwrap(), b"state of 2, in two pieces");
+        assert_eq!(read(&backup, &manifest.groups[1]), b"state of 2, in two pieces");
         assert!(matches!(write(&place, &[(1, 4), (2, 3), (0, 4)]), Err(BackupError::Exists { .. })));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left aside");
     }
@@ -515,7 +529,7 @@ mod tests {
         }
         assert!(matches!(slow.finish(origin()), Err(BackupError::Exists { .. })));
         let backup = Backup::open(&place).unwrap();
-        assert_eq!(backup.state(&manifest.groups[1]).unwrap(), b"state of 2, in two pieces");
+        assert_eq!(read(&backup, &manifest.groups[1]), b"state of 2, in two pieces");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left aside");
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct Core {
     pub(crate) gate: Gate,
     /// Held while leaderships of this node are handed over: two heirs at once would only stand against each other.
     pub(crate) handing_over: tokio::sync::Mutex<()>,
-    /// States are saved one at a time: each is copied and encoded in memory.
+    /// States are saved one at a time: each is encoded, twice, while it is sent.
     pub(crate) saving: Arc<Semaphore>,
     /// Whether every group was served when that was last looked at; if not, why.
     pub(crate) served: Mutex<Result<(), String>>,

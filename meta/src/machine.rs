@@ -30,8 +30,10 @@ pub(crate) trait Replicated: Clone + Send + Sync + 'static {
     fn tick() -> Self::Command;
     /// The commands that meet these wishes in one entry stamped `at`, or why not, one by one.
     fn plan(&self, at: LogTime, wishes: &[Self::Wish]) -> Vec<Result<Self::Command, Refusal>>;
-    fn encode(&self) -> Vec<u8>;
-    fn decode(bytes: &[u8]) -> io::Result<Self>;
+    /// Writes its canonical bytes.
+    fn encode_to(&self, out: &mut dyn io::Write) -> io::Result<()>;
+    /// Reads what [`Replicated::encode_to`] wrote, to the end of `input`.
+    fn decode_from(input: &mut dyn io::Read) -> io::Result<Self>;
     fn hash(&self) -> [u8; 32];
 }
 
@@ -59,11 +61,11 @@ impl Replicated for Directory {
     fn plan(&self, _: LogTime, wishes: &[Infallible]) -> Vec<Result<DirectoryCommand, Refusal>> {
         wishes.iter().map(|wish| match *wish {}).collect()
     }
-    fn encode(&self) -> Vec<u8> {
-        Self::encode(self)
+    fn encode_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        Self::encode_to(self, out)
     }
-    fn decode(bytes: &[u8]) -> io::Result<Self> {
-        Self::decode(bytes).map_err(invalid)
+    fn decode_from(input: &mut dyn io::Read) -> io::Result<Self> {
+        Self::decode_from(input).map_err(invalid)
     }
     fn hash(&self) -> [u8; 32] {
         Self::hash(self)
@@ -93,11 +95,11 @@ impl Replicated for Shard {
     fn plan(&self, at: LogTime, wishes: &[GrantWish]) -> Vec<Result<ShardCommand, Refusal>> {
         grants::plan(self, at, wishes)
     }
-    fn encode(&self) -> Vec<u8> {
-        Self::encode(self)
+    fn encode_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        Self::encode_to(self, out)
     }
-    fn decode(bytes: &[u8]) -> io::Result<Self> {
-        Self::decode(bytes).map_err(invalid)
+    fn decode_from(input: &mut dyn io::Read) -> io::Result<Self> {
+        Self::decode_from(input).map_err(invalid)
     }
     fn hash(&self) -> [u8; 32] {
         Self::hash(self)
@@ -109,6 +111,7 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
 }
 
 /// A pure machine as consensus sees it.
+#[derive(Clone)]
 pub(crate) struct StateMachine<S: Replicated> {
     state: S,
     #[cfg(feature = "sim")]
@@ -158,9 +161,7 @@ impl<S: Replicated> Machine for StateMachine<S> {
     }
 
     fn restore(&mut self, input: &mut dyn io::Read) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        input.read_to_end(&mut bytes)?;
-        self.state = S::decode(&bytes)?;
+        self.state = S::decode_from(input)?;
         Ok(())
     }
 
@@ -174,6 +175,6 @@ pub(crate) struct Frozen<S>(pub(crate) S);
 
 impl<S: Replicated> SnapshotWriter for Frozen<S> {
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
-        out.write_all(&self.0.encode())
+        self.0.encode_to(out)
     }
 }

@@ -30,7 +30,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
     fs, io,
-    io::Read as _,
     path::{Path, PathBuf},
 };
 
@@ -189,7 +188,7 @@ fn state_error(group: u32) -> impl Fn(&dyn fmt::Display) -> RescueError {
 impl Whole {
     fn of_backup(backup: &Backup) -> Result<Self, RescueError> {
         fn read<S: Replicated>(backup: &Backup, part: &Part) -> Result<(S, Place), RescueError> {
-            let state = S::decode(&backup.state(part)?).map_err(|error| state_error(part.group)(&error))?;
+            let state = S::decode_from(&mut backup.state(part)).map_err(|error| state_error(part.group)(&error))?;
             Ok((state, Place { term: Term(part.term), index: LogIndex(part.applied) }))
         }
         let part = |group: u32| {
@@ -317,9 +316,7 @@ fn replay<S: Replicated>(offline: &Offline, group: GroupId, fresh: S) -> Result<
     let mut state = fresh;
     let mut next = LogIndex(0);
     if let Some((place, mut input)) = offline.state(group)? {
-        let mut bytes = Vec::new();
-        input.read_to_end(&mut bytes).map_err(|error| wrong(&error))?;
-        state = S::decode(&bytes).map_err(|error| wrong(&error))?;
+        state = S::decode_from(&mut input).map_err(|error| wrong(&error))?;
         next = LogIndex(place.map_or(0, |place| place.index.0 + 1));
     }
     let mut expected = next;

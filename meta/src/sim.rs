@@ -64,7 +64,7 @@ pub trait Observer: Send + Sync + 'static {
 }
 
 /// Called by a machine after each entry: index, entry, the state before and after, outcomes.
-pub(crate) type Watched<S> = Box<
+pub(crate) type Watched<S> = Arc<
     dyn Fn(LogIndex, &Entry<<S as Replicated>::Command>, &S, &S, &[<S as Replicated>::Outcome]) + Send + Sync + 'static,
 >;
 
@@ -100,7 +100,7 @@ impl SimMeta {
         let node = NodeId(host.node().0);
         let mut work = JoinSet::new();
         let seen = Arc::clone(&observer);
-        let watched: Watched<Directory> = Box::new(move |index, entry, before, after, outcomes| {
+        let watched: Watched<Directory> = Arc::new(move |index, entry, before, after, outcomes| {
             seen.directory(Step { node, group: GroupId(0), index, entry, before, after, outcomes });
         });
         let machine = StateMachine::watched(Directory::new(), watched);
@@ -108,7 +108,7 @@ impl SimMeta {
         let mut shards = Vec::new();
         for id in (1..=settings.shards).map(ShardId) {
             let (group, seen) = (GroupId(id.0), Arc::clone(&observer));
-            let watched: Watched<Shard> = Box::new(move |index, entry, before, after, outcomes| {
+            let watched: Watched<Shard> = Arc::new(move |index, entry, before, after, outcomes| {
                 seen.shard(Step { node, group, index, entry, before, after, outcomes });
             });
             let machine = StateMachine::watched(Shard::new(id, settings), watched);

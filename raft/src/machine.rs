@@ -9,8 +9,8 @@ use crate::ids::LogIndex;
 pub const MAX_COMMAND_BYTES: usize = 32 * 1024;
 
 /// A deterministic state machine: the same commands in the same order give the same state and the same outcomes on
-/// every replica. No clock, no randomness, no I/O.
-pub trait Machine: Send + Sync + 'static {
+/// every replica. No clock, no randomness, no I/O. A clone of it should cost little, however large the state is: commands wait meanwhile.
+pub trait Machine: Clone + Send + Sync + 'static {
     /// What a command led to, refusals included.
     type Outcome: Send + 'static;
 
@@ -28,7 +28,7 @@ pub trait Machine: Send + Sync + 'static {
     /// Replaces the whole state by one that [`Machine::snapshot`] wrote.
     ///
     /// # Errors
-    /// When the input cannot be read or decoded. The machine may be left in any state: the group stops.
+    /// When the input cannot be read or decoded. The machine may be left in any state, and the group stops.
     fn restore(&mut self, input: &mut dyn io::Read) -> io::Result<()>;
 
     /// A hash over the canonical state: equal on all replicas that applied the same commands.

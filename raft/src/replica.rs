@@ -174,13 +174,21 @@ impl<M: Machine> RaftStateMachine<Types> for Replica<M> {
         blocking(move || {
             // In place first: once the machine is restored, the log before it may be dropped.
             let snapshot = snapshots.adopt(snapshot)?;
-            let mut state = cell.state.write();
-            state.machine.restore(&mut snapshot.state()?)?;
-            state.members = meta.last_membership;
-            if let Some(last) = meta.last_log_id {
-                state.advance(last);
-                cell.applied.send_replace(last.index());
-            }
+            // Beside the old state, which may still be read while the new one comes in; nothing is applied meanwhile.
+            let mut machine = cell.state.read().machine.clone();
+            machine.restore(&mut snapshot.state()?)?;
+            let old = {
+                let mut state = cell.state.write();
+                let old = std::mem::replace(&mut state.machine, machine);
+                state.members = meta.last_membership;
+                if let Some(last) = meta.last_log_id {
+                    state.advance(last);
+                    cell.applied.send_replace(last.index());
+                }
+                old
+            };
+            // A large state takes a while to be freed: nobody waits for it.
+            drop(old);
             Ok(())
         })
         .await

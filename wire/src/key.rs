@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Key {
                 Key::new(bytes).map_err(de::Error::custom)
             }
         }
-        deserializer.deserialize_bytes(Visit)
+        deserializer.deserialize_byte_buf(Visit)
     }
 }
 

@@ -93,7 +93,7 @@ impl<'de> Deserialize<'de> for Signature {
                 bytes.try_into().map(Signature).map_err(|_| E::invalid_length(bytes.len(), &self))
             }
         }
-        deserializer.deserialize_bytes(Visit)
+        deserializer.deserialize_byte_buf(Visit)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What leaves this node for a backup or a comparison: the whole state of a group, and hashes of states at one index. And a stamp, to measure by.
 //!
-//! A state is copied while commands wait, as for a snapshot, and encoded beside them. It is told with the entry that it is of; which states
-//! belong together is decided by who asks.
+//! A state is frozen, as for a snapshot, and encoded chunk by chunk beside the commands that go on. It is told with the entry that it is of;
+//! which states belong together is decided by who asks.
 
 use crate::{core::Core, door, hosted::Hosted, machine::Replicated};
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use quarry_wire::ids::ShardId;
 use sha2::{Digest as _, Sha256};
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
+    runtime::Handle,
     sync::{OwnedSemaphorePermit, mpsc},
     time::{Instant, timeout},
 };
@@ -74,33 +75,95 @@ async fn stream<S: Replicated>(
         feed: Some(state.feed_position().into()),
         length: 0,
     };
-    let encoded = tokio::task::spawn_blocking(move || Bytes::from(state.encode())).await;
-    let bytes = encoded.map_err(|error| door::indeterminate(format!("the state was not encoded: {error}")))?;
-    let head = v1::SavedHead { length: bytes.len() as u64, ..head };
-    tracing::info!(group = head.group, applied = head.applied, bytes = head.length, stale, "a state is being saved");
+    tracing::info!(group = head.group, applied = head.applied, stale, "a state is being saved");
     let (parts, answer) = mpsc::channel(CHUNKS_WAITING);
-    tokio::spawn(async move {
-        if send(&parts, head, bytes).await.is_none() {
-            tracing::warn!("whoever saves a state went away, or did not read on");
+    let runtime = Handle::current();
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = send(&runtime, &parts, head, |out| state.encode_to(out)) {
+            tracing::warn!(%error, "a state was not saved to its end");
         }
         drop(hold);
     });
     Ok(ReceiverStream::new(answer))
 }
 
-/// None if the reader went away.
-async fn send(parts: &Parts, head: v1::SavedHead, mut bytes: Bytes) -> Option<()> {
-    let mut digest = Sha256::new();
-    let mut part = v1::SavedPart { head: Some(head), ..Default::default() };
-    while !bytes.is_empty() {
-        let chunk = bytes.split_to(CHUNK_BYTES.min(bytes.len()));
-        digest.update(&chunk);
-        part.crc = crc32c::crc32c(&chunk);
-        part.chunk = chunk;
-        timeout(READER_PATIENCE, parts.send(Ok(std::mem::take(&mut part)))).await.ok()?.ok()?;
+/// Sends what `encode` writes. That runs twice, since the first message says how many bytes there are: to write a state costs less than to hold
+/// all of it.
+fn send(
+    runtime: &Handle,
+    parts: &Parts,
+    head: v1::SavedHead,
+    encode: impl Fn(&mut dyn io::Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut counted = Counted(0);
+    encode(&mut counted)?;
+    let head = v1::SavedHead { length: counted.0, ..head };
+    let part = v1::SavedPart { head: Some(head), ..Default::default() };
+    let mut chunks = Chunks { runtime, parts, part, chunk: Vec::with_capacity(CHUNK_BYTES), digest: Sha256::new() };
+    encode(&mut chunks)?;
+    if !chunks.chunk.is_empty() {
+        chunks.leave()?;
     }
-    part.digest = digest.finalize().to_vec().into();
-    timeout(READER_PATIENCE, parts.send(Ok(part))).await.ok()?.ok()
+    chunks.part.digest = std::mem::take(&mut chunks.digest).finalize().to_vec().into();
+    chunks.send()
+}
+
+/// Counts bytes.
+struct Counted(u64);
+
+impl io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Sends bytes in chunks. Blocks while the reader is slow, but no longer than its patience.
+struct Chunks<'a> {
+    runtime: &'a Handle,
+    parts: &'a Parts,
+    /// The message that goes next: the first one has the head.
+    part: v1::SavedPart,
+    /// What it will carry.
+    chunk: Vec<u8>,
+    digest: Sha256,
+}
+
+impl Chunks<'_> {
+    /// The chunk goes as it is.
+    fn leave(&mut self) -> io::Result<()> {
+        let chunk = Bytes::from(std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_BYTES)));
+        self.digest.update(&chunk);
+        self.part.crc = crc32c::crc32c(&chunk);
+        self.part.chunk = chunk;
+        self.send()
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let part = std::mem::take(&mut self.part);
+        match self.runtime.block_on(async { timeout(READER_PATIENCE, self.parts.send(Ok(part))).await }) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, "whoever saves it went away")),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "whoever saves it does not read on")),
+        }
+    }
+}
+
+impl io::Write for Chunks<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(CHUNK_BYTES - self.chunk.len());
+        self.chunk.extend_from_slice(&bytes[..taken]);
+        if self.chunk.len() == CHUNK_BYTES {
+            self.leave()?;
+        }
+        Ok(taken)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The hashes of the states asked for, each with the index that it is of.
@@ -182,15 +245,23 @@ mod tests {
         for length in [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 5] {
             let bytes = Bytes::from(vec![7; length]);
             let (parts, mut answer) = mpsc::channel(8);
-            send(&parts, v1::SavedHead { group: 3, ..Default::default() }, bytes.clone()).await.unwrap();
-            drop(parts);
+            let (head, sent) = (v1::SavedHead { group: 3, ..Default::default() }, bytes.clone());
+            let runtime = Handle::current();
+            let sending = tokio::task::spawn_blocking(move || {
+                send(&runtime, &parts, head, |out| sent.chunks(100_000).try_for_each(|some| out.write_all(some)))
+            });
             let (mut heads, mut whole, mut digest) = (0, Vec::new(), Bytes::new());
             while let Some(part) = answer.recv().await.map(Result::unwrap) {
-                heads += usize::from(part.head.is_some());
+                if let Some(head) = part.head {
+                    assert_eq!(head.length, length as u64);
+                    heads += 1;
+                }
+                assert!(part.chunk.len() <= CHUNK_BYTES);
                 assert_eq!(part.crc, if part.chunk.is_empty() { 0 } else { crc32c::crc32c(&part.chunk) });
                 whole.extend_from_slice(&part.chunk);
                 digest = part.digest;
             }
+            sending.await.unwrap().unwrap();
             assert_eq!((heads, whole.len()), (1, length));
             assert_eq!(digest[..], Sha256::digest(&bytes)[..]);
         }

@@ -7,8 +7,10 @@
 //! they are rebuilt, and the state is checked, before it is used.
 
 use crate::invariant::Violation;
+use postcard::{de_flavors, ser_flavors};
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _};
 
 const MAGIC: [u8; 4] = *b"QRYS";
 /// Storage version of the snapshots that this build writes and reads, and of the commands in entries: raised with either. Meta nodes tell it
@@ -70,17 +72,35 @@ pub enum SnapshotError {
 
 const HEAD_BYTES: usize = 7;
 
-/// Canonical bytes of `state`.
-pub(crate) fn encode<T: Serialize>(machine: Machine, state: &T) -> Vec<u8> {
-    let mut head = MAGIC.to_vec();
-    head.extend(SNAPSHOT_VERSION.to_le_bytes());
-    head.push(machine.code());
-    postcard::to_extend(state, head).expect("a state has no value that postcard cannot write")
+/// Bytes that are held between a state and where it is written to or read from.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// Writes the canonical bytes of `state`, piece by piece: a large state is never in memory as bytes.
+pub(crate) fn encode_to<T: Serialize>(machine: Machine, state: &T, out: impl io::Write) -> io::Result<()> {
+    let mut sink = Sink { out: BufWriter::with_capacity(BUFFER_BYTES, out), failed: None };
+    sink.out.write_all(&MAGIC)?;
+    sink.out.write_all(&SNAPSHOT_VERSION.to_le_bytes())?;
+    sink.out.write_all(&[machine.code()])?;
+    let written = postcard::serialize_with_flavor(state, &mut sink);
+    if let Some(error) = sink.failed {
+        return Err(error);
+    }
+    written.expect("a state has no value that postcard cannot write");
+    sink.out.flush()
 }
 
-/// The state in `bytes`, its indexes still empty.
-pub(crate) fn decode<T: DeserializeOwned>(machine: Machine, bytes: &[u8]) -> Result<T, SnapshotError> {
-    let (head, body) = bytes.split_at_checked(HEAD_BYTES).ok_or(SnapshotError::NoSnapshot)?;
+/// Canonical bytes of `state`.
+pub(crate) fn encode<T: Serialize>(machine: Machine, state: &T) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_to(machine, state, &mut bytes).expect("writing to memory does not fail");
+    bytes
+}
+
+/// The state that `input` holds to its end, its indexes still empty. Only the state itself is in memory.
+pub(crate) fn decode_from<T: DeserializeOwned>(machine: Machine, input: impl io::Read) -> Result<T, SnapshotError> {
+    let mut source = Source { input: BufReader::with_capacity(BUFFER_BYTES, input), taken: Vec::new(), failed: None };
+    let mut head = [0; HEAD_BYTES];
+    source.input.read_exact(&mut head).map_err(|_| SnapshotError::NoSnapshot)?;
     if head[..4] != MAGIC {
         return Err(SnapshotError::NoSnapshot);
     }
@@ -91,14 +111,104 @@ pub(crate) fn decode<T: DeserializeOwned>(machine: Machine, bytes: &[u8]) -> Res
     if head[6] != machine.code() {
         return Err(SnapshotError::Machine { expected: machine.code(), found: head[6] });
     }
-    match postcard::take_from_bytes(body) {
-        Ok((state, [])) => Ok(state),
-        Ok((_, rest)) => Err(SnapshotError::Body { why: format!("{} bytes follow its end", rest.len()) }),
-        Err(error) => Err(SnapshotError::Body { why: error.to_string() }),
+    let body = |why: String| SnapshotError::Body { why };
+    let decoded = T::deserialize(&mut postcard::Deserializer::from_flavor(&mut source));
+    if let Some(error) = source.failed {
+        return Err(body(error.to_string()));
+    }
+    let state = decoded.map_err(|error| body(error.to_string()))?;
+    match io::copy(&mut source.input, &mut io::sink()) {
+        Ok(0) => Ok(state),
+        Ok(rest) => Err(body(format!("{rest} bytes follow its end"))),
+        Err(error) => Err(body(error.to_string())),
     }
 }
 
 /// SHA-256 over the canonical bytes of `state`.
 pub(crate) fn hash<T: Serialize>(machine: Machine, state: &T) -> StateHash {
-    Sha256::digest(encode(machine, state)).into()
+    struct Hashing(Sha256);
+    impl io::Write for Hashing {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut hashing = Hashing(Sha256::new());
+    encode_to(machine, state, &mut hashing).expect("hashing does not fail");
+    hashing.0.finalize().into()
+}
+
+/// Where postcard writes to; keeps the error that postcard has no place for.
+struct Sink<W: io::Write> {
+    out: BufWriter<W>,
+    failed: Option<io::Error>,
+}
+
+impl<W: io::Write> ser_flavors::Flavor for &mut Sink<W> {
+    type Output = ();
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.try_extend(&[byte])
+    }
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.out.write_all(bytes).map_err(|error| {
+            self.failed = Some(error);
+            postcard::Error::SerializeBufferFull
+        })
+    }
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where postcard reads from; keeps the error that postcard has no place for.
+struct Source<R: io::Read> {
+    input: BufReader<R>,
+    /// The bytes that were asked for last.
+    taken: Vec<u8>,
+    failed: Option<io::Error>,
+}
+
+impl<R: io::Read> Source<R> {
+    fn fail(&mut self, error: io::Error) -> postcard::Error {
+        self.failed = Some(error);
+        postcard::Error::DeserializeUnexpectedEnd
+    }
+}
+
+impl<'de, R: io::Read + 'de> de_flavors::Flavor<'de> for &'de mut Source<R> {
+    type Remainder = ();
+    type Source = ();
+    fn pop(&mut self) -> postcard::Result<u8> {
+        match self.input.fill_buf().map(|held| held.first().copied()) {
+            Ok(Some(byte)) => {
+                self.input.consume(1);
+                Ok(byte)
+            }
+            Ok(None) => Err(postcard::Error::DeserializeUnexpectedEnd),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+    /// What is read by and by is kept nowhere, so nothing of it can be lent to the state.
+    fn try_take_n(&mut self, _: usize) -> postcard::Result<&'de [u8]> {
+        Err(postcard::Error::WontImplement)
+    }
+    fn try_take_n_temp<'a>(&'a mut self, count: usize) -> postcard::Result<&'a [u8]>
+    where
+        'de: 'a,
+    {
+        let Source { input, taken, .. } = &mut **self;
+        taken.clear();
+        // As many as really come, not as many as a damaged length says.
+        match input.take(count as u64).read_to_end(taken) {
+            Ok(read) if read == count => Ok(&self.taken),
+            Ok(_) => Err(postcard::Error::DeserializeUnexpectedEnd),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
 }

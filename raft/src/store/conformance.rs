@@ -24,7 +24,7 @@ use crate::types::{Entry, LogId, Types, Vote};
 const GROUP: GroupId = GroupId(3);
 
 /// Counts commands.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Counter(u64);
 
 impl Machine for Counter {

@@ -42,7 +42,7 @@ use quarry_wire::{
 };
 use regions::{RegionEntry, RegionRefusal};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, io, time::Duration};
 
 /// A command for the directory. New variants are added at the end, so that old entries keep their meaning.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -439,6 +439,14 @@ impl Directory {
         snapshot::encode(Machine::Directory, self)
     }
 
+    /// Writes what [`Directory::encode`] answers, piece by piece.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn encode_to(&self, out: impl io::Write) -> io::Result<()> {
+        snapshot::encode_to(Machine::Directory, self, out)
+    }
+
     /// SHA-256 over [`Directory::encode`]: equal on all replicas that applied the same entries.
     #[must_use]
     pub fn hash(&self) -> StateHash {
@@ -450,7 +458,15 @@ impl Directory {
     /// # Errors
     /// [`SnapshotError`].
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let mut state: Self = snapshot::decode(Machine::Directory, bytes)?;
+        Self::decode_from(bytes)
+    }
+
+    /// Reads what [`Directory::encode`] wrote, to the end of `input`, checked.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn decode_from(input: impl io::Read) -> Result<Self, SnapshotError> {
+        let mut state: Self = snapshot::decode_from(Machine::Directory, input)?;
         state.rebuild()?;
         state.check()?;
         Ok(state)

@@ -83,6 +83,7 @@ use space::Extent;
 pub use space::{Space, SpaceOf};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     time::Duration,
 };
 pub use victims::{Lack, Marks, Room, Victim};
@@ -303,6 +304,14 @@ impl Shard {
         snapshot::encode(Machine::Shard, self)
     }
 
+    /// Writes what [`Shard::encode`] answers, piece by piece.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn encode_to(&self, out: impl io::Write) -> io::Result<()> {
+        snapshot::encode_to(Machine::Shard, self, out)
+    }
+
     /// SHA-256 over [`Shard::encode`]: equal on all replicas that applied the same entries.
     #[must_use]
     pub fn hash(&self) -> StateHash {
@@ -314,7 +323,15 @@ impl Shard {
     /// # Errors
     /// [`SnapshotError`].
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let mut state: Self = snapshot::decode(Machine::Shard, bytes)?;
+        Self::decode_from(bytes)
+    }
+
+    /// Reads what [`Shard::encode`] wrote, to the end of `input`, checked.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn decode_from(input: impl io::Read) -> Result<Self, SnapshotError> {
+        let mut state: Self = snapshot::decode_from(Machine::Shard, input)?;
         state.deadlines = state.deadlines_of_state();
         state.used = state.used_of_state();
         state.writers = state.writers_of_state();
