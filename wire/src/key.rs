@@ -6,11 +6,12 @@ use crate::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest, Sha256};
-use std::{fmt, sync::Arc};
+use std::fmt;
+use triomphe::ThinArc;
 
-/// A key: 1 to 512 bytes, any bytes. Cloning is cheap.
+/// A key: 1 to 512 bytes, any bytes. Cloning is cheap: clones share the bytes, and each is one pointer.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Arc<[u8]>);
+pub struct Key(ThinArc<(), u8>);
 
 /// Why bytes are not a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -30,24 +31,25 @@ impl Key {
         if bytes.is_empty() || bytes.len() > KEY_BYTES_MAX {
             return Err(KeyLengthError { found: bytes.len() });
         }
-        Ok(Self(Arc::from(bytes)))
+        Ok(Self(ThinArc::from_header_and_slice((), bytes)))
     }
 
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.0.slice
     }
 
     /// What is hashed to find the shard: the bytes inside the first `{...}` if there are any, else the whole key. So keys that share a tag
     /// share a shard.
     #[must_use]
     pub fn routing_bytes(&self) -> &[u8] {
-        let Some(open) = self.0.iter().position(|byte| *byte == b'{') else { return &self.0 };
-        let rest = &self.0[open + 1..];
+        let bytes = self.as_bytes();
+        let Some(open) = bytes.iter().position(|byte| *byte == b'{') else { return bytes };
+        let rest = &bytes[open + 1..];
         match rest.iter().position(|byte| *byte == b'}') {
             Some(close) if close > 0 => &rest[..close],
-            _ => &self.0,
+            _ => bytes,
         }
     }
 
@@ -72,7 +74,7 @@ impl Key {
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.escape_ascii())
+        write!(f, "{}", self.as_bytes().escape_ascii())
     }
 }
 impl fmt::Debug for Key {
@@ -82,12 +84,12 @@ impl fmt::Debug for Key {
 }
 impl AsRef<[u8]> for Key {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
     }
 }
 impl Serialize for Key {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
+        serializer.serialize_bytes(self.as_bytes())
     }
 }
 impl<'de> Deserialize<'de> for Key {

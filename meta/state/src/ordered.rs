@@ -13,6 +13,7 @@ use serde::{
 };
 use std::{
     borrow::Borrow,
+    cmp::Ordering,
     fmt,
     iter::FusedIterator,
     marker::PhantomData,
@@ -22,12 +23,12 @@ use std::{
 };
 
 /// Entries of a leaf, or children of a branch, at most: what one change of a shared node copies.
-const NODE_MAX: usize = 32;
+const NODE_MAX: usize = 16;
 /// With fewer it is joined with a neighbour, if both together are no more than [`NODE_JOINED`].
 const NODE_FEW: usize = NODE_MAX / 4;
 const NODE_JOINED: usize = NODE_MAX * 3 / 4;
 /// Nodes grow by so many places at a time: the rest would be memory for nothing.
-const NODE_STEP: usize = 4;
+const NODE_STEP: usize = 2;
 
 /// An ordered map; see the [module](self).
 pub(crate) struct Map<K, V> {
@@ -176,8 +177,6 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     where
         K: Borrow<Q>,
     {
-        // What is not there copies nothing.
-        self.get(key)?;
         let removed = Arc::make_mut(&mut self.root).remove(key);
         self.length -= usize::from(removed.is_some());
         while let Node::Branch(children) = &*self.root {
@@ -219,12 +218,20 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
 /// Where `key` is among entries, or belongs.
 fn find<K: Borrow<Q>, V, Q: Ord + ?Sized>(entries: &[(K, V)], key: &Q) -> Result<usize, usize> {
-    entries.binary_search_by(|(found, _)| found.borrow().cmp(key))
+    // One after the other: keys lie somewhere else in memory, and while one is looked at the next ones are on their way already.
+    for (at, (found, _)) in entries.iter().enumerate() {
+        match found.borrow().cmp(key) {
+            Ordering::Less => {}
+            Ordering::Equal => return Ok(at),
+            Ordering::Greater => return Err(at),
+        }
+    }
+    Err(entries.len())
 }
 
 /// Which child `key` is in if it is in any.
 fn child_of<K: Borrow<Q>, V, Q: Ord + ?Sized>(children: &[(K, V)], key: &Q) -> usize {
-    children[1..].partition_point(|(least, _)| least.borrow() <= key)
+    children[1..].iter().position(|(least, _)| least.borrow() > key).unwrap_or(children.len() - 1)
 }
 
 /// Puts one in, with little room to spare; what does not fit is answered.

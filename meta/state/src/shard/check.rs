@@ -104,9 +104,9 @@ impl Shard {
                 let states = slab.slots.iter().filter_map(|slots| slots.get(slot.0 as usize));
                 let mut states = states.copied();
                 let value = self.values.get(&(grant.namespace, record.key.clone()));
-                let current = value == Some(&ValueRef { grant: *id, slot: *slot });
-                let is_pinned = self.is_pinned(ValueRef { grant: *id, slot: *slot });
-                let fits = match record.outcome {
+                let current = value == Some(&ValueRef::new(*id, slot));
+                let is_pinned = self.is_pinned(ValueRef::new(*id, slot));
+                let fits = match record.outcome() {
                     Ok(Committed::Applied) if current => states.any(|state| matches!(state, Slot::Committed { .. })),
                     Ok(Committed::Applied) if is_pinned => {
                         states.all(|state| matches!(state, Slot::Gone | Slot::Pinned { .. }))
@@ -116,7 +116,7 @@ impl Shard {
                     }
                 };
                 Violation::unless(fits, Invariant::IdempotentCommits, || {
-                    format!("grant {id}, {slot}: {:?}, current: {current}", record.outcome)
+                    format!("grant {id}, {slot}: {:?}, current: {current}", record.outcome())
                 })?;
             }
         }
@@ -125,10 +125,10 @@ impl Shard {
 
     fn check_values(&self) -> Result<(), Violation> {
         for ((namespace, key), value) in &self.values {
-            let slab = self.slabs.get(&value.grant);
+            let slab = self.slabs.get(&value.grant());
             let record = slab.and_then(|slab| slab.records.get(&value.slot));
             let fits = slab.zip(record).is_some_and(|(slab, record)| {
-                slab.grant.namespace == *namespace && record.key == *key && record.outcome == Ok(Committed::Applied)
+                slab.grant.namespace == *namespace && record.key == *key && record.outcome() == Ok(Committed::Applied)
             });
             Violation::unless(fits, Invariant::NoHalfTruth, || {
                 format!("{key} is at {value:?}, which is not its record")
@@ -217,8 +217,8 @@ impl Shard {
             for (slot, _) in slab.slots.iter().flat_map(|slots| {
                 (0..).map(SlotIndex).zip(slots).filter(|(_, state)| matches!(state, Slot::Pinned { .. }))
             }) {
-                let value = ValueRef { grant: *id, slot };
-                let record = slab.records.get(&slot).is_some_and(|record| record.outcome == Ok(Committed::Applied));
+                let value = ValueRef::new(*id, slot);
+                let record = slab.records.get(&slot).is_some_and(|record| record.outcome() == Ok(Committed::Applied));
                 Violation::unless(record && self.is_pinned(value), Invariant::NothingLeaks, || {
                     format!("grant {id}, {slot} is kept, but no pin is on it")
                 })?;
@@ -287,7 +287,7 @@ impl Shard {
                 continue;
             };
             for (slot, record) in old.records.iter() {
-                Violation::unless(new.records.get(slot) == Some(record), Invariant::IdempotentCommits, || {
+                Violation::unless(new.records.get(&slot) == Some(record), Invariant::IdempotentCommits, || {
                     format!("the outcome of grant {id}, {slot} changed")
                 })?;
             }
@@ -336,11 +336,11 @@ impl Shard {
                 format!("{id} until {} lasts until {} now", old.end, new.end)
             })?;
             for value in &old.values {
-                let Some(slab) = before.slabs.get(&value.grant) else { continue };
+                let Some(slab) = before.slabs.get(&value.grant()) else { continue };
                 for (place, holder) in slab.grant.holders.iter().enumerate() {
                     let was = slab.slot(place, value.slot).is_some_and(Slot::is_copy);
                     let is_same = self.is_same_memory(before, Slab::extent(holder));
-                    let stays = !was || !is_same || self.is_copy(value.grant, place, value.slot);
+                    let stays = !was || !is_same || self.is_copy(value.grant(), place, value.slot);
                     Violation::unless(stays, Invariant::LeasesHold, || {
                         format!("{id} is on {value:?}, which left {} at {}", holder.region, self.now)
                     })?;
@@ -354,7 +354,7 @@ impl Shard {
     fn check_moves_keep(&self, before: &Self) -> Result<(), Violation> {
         for (value, old) in &before.values {
             let Some(new) = self.values.get(value).filter(|new| *new != old) else { continue };
-            let of = |shard: &Self, at: &ValueRef| shard.slabs.get(&at.grant).map(|slab| slab.copies(at.slot));
+            let of = |shard: &Self, at: &ValueRef| shard.slabs.get(&at.grant()).map(|slab| slab.copies(at.slot));
             let (Some(was), Some(is)) = (before.resolved(*old), self.resolved(*new)) else { continue };
             let frame = |it: &Resolved| (it.version, it.kind, it.payload_bytes, it.payload_crc);
             let kept = frame(&was) == frame(&is) && of(self, new) >= of(before, old) && !self.is_pinned(*old);

@@ -165,17 +165,17 @@ impl Shard {
             if !record.is_same_frame(entry) {
                 return Err(CommitRefusal::SlotTaken { slot: entry.slot, version: record.version });
             }
-            let outcome = record.outcome;
+            let outcome = record.outcome();
             self.join(id, index, entry, offers);
             return outcome;
         }
         let counting = self.counting(id, index, entry.slot, offers);
         let outcome = self.judge(id, entry, counting.len());
         let slab = self.slabs.get_mut(&id).expect("it was there above");
-        slab.records.insert(entry.slot, Record::of(entry, outcome));
+        slab.records.insert(Record::of(entry, outcome));
         if outcome == Ok(Committed::Applied) {
             let value = (slab.grant.namespace, entry.key.clone());
-            if let Some(old) = self.values.insert(value, ValueRef { grant: id, slot: entry.slot }) {
+            if let Some(old) = self.values.insert(value, ValueRef::new(id, entry.slot)) {
                 self.retire(old);
             }
             self.make_copies(id, entry.slot, &counting);
@@ -240,7 +240,7 @@ impl Shard {
     /// is replaced or deleted puts every copy of its slot to rest.
     fn join(&mut self, id: Ordinal, index: usize, entry: &CommitEntry, offers: &[Offer]) {
         let namespace = self.slabs[&id].grant.namespace;
-        let here = ValueRef { grant: id, slot: entry.slot };
+        let here = ValueRef::new(id, entry.slot);
         if self.values.get(&(namespace, entry.key.clone())) == Some(&here) {
             let counting = self.counting(id, index, entry.slot, offers);
             self.make_copies(id, entry.slot, &counting);
@@ -257,8 +257,8 @@ impl Shard {
 
     /// The value at `old` is not current any more.
     pub(super) fn retire(&mut self, old: ValueRef) {
-        self.rest_slot(old.grant, old.slot);
-        self.settle(old.grant);
+        self.rest_slot(old.grant(), old.slot);
+        self.settle(old.grant());
     }
 
     /// After slots left a slab: its grant may be done, or the slab empty.

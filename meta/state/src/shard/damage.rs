@@ -23,7 +23,7 @@ impl Shard {
 
     fn damaged(&self, asked: &CheckedCopy) -> Result<(super::ValueRef, usize), CopyRefusal> {
         let value = self.values.get(&(asked.namespace, asked.key.clone())).ok_or(CopyRefusal::NotCurrent)?;
-        let slab = &self.slabs[&value.grant];
+        let slab = &self.slabs[&value.grant()];
         let record = &slab.records[&value.slot];
         if record.version != asked.version {
             return Err(CopyRefusal::NotCurrent);
@@ -53,11 +53,11 @@ impl Shard {
 
     pub(super) fn drop_copy(&mut self, asked: &CheckedCopy) -> Result<DroppedCopy, CopyRefusal> {
         let (value, place) = self.damaged(asked)?;
-        let until = self.rest_until(&self.slabs[&value.grant]);
-        self.leave(value.grant, place, value.slot, Leave::Rest(until));
-        let left = self.slabs[&value.grant].copies(value.slot);
-        self.drop_value_without_copy(value.grant, value.slot);
-        self.settle(value.grant);
+        let until = self.rest_until(&self.slabs[&value.grant()]);
+        self.leave(value.grant(), place, value.slot, Leave::Rest(until));
+        let left = self.slabs[&value.grant()].copies(value.slot);
+        self.drop_value_without_copy(value.grant(), value.slot);
+        self.settle(value.grant());
         Ok(DroppedCopy { left: u8::try_from(left).unwrap_or(u8::MAX) })
     }
 }

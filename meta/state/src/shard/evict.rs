@@ -40,7 +40,7 @@ impl Shard {
         let mut evicted = Evicted { values: u32::try_from(values.len()).unwrap_or(u32::MAX), bytes: 0 };
         for value in values {
             let gone = self.values.remove(&value);
-            assert!(gone.is_some_and(|at| at.grant == grant.sequence), "a committed slot is its key's current value");
+            assert!(gone.is_some_and(|at| at.grant() == grant.sequence), "a committed slot is its key's current value");
         }
         for (holder, runs) in runs {
             for run in runs {
@@ -55,7 +55,7 @@ impl Shard {
 
     /// Whether a pin is on a value that is written down in this slab.
     pub(super) fn has_pinned_values(&self, id: Ordinal) -> bool {
-        let of = |slot| ValueRef { grant: id, slot: SlotIndex(slot) };
+        let of = |slot| ValueRef::new(id, SlotIndex(slot));
         self.pinned.range(of(0)..=of(u32::MAX)).next().is_some()
     }
 }
@@ -66,7 +66,7 @@ impl Slab {
         let committed = |slot: SlotIndex| {
             self.slots.iter().any(|slots| matches!(slots.get(slot.0 as usize), Some(Slot::Committed { .. })))
         };
-        self.records.iter().map(|(slot, record)| (*slot, record)).filter(move |(slot, _)| committed(*slot))
+        self.records.iter().filter(move |(slot, _)| committed(*slot))
     }
 
     /// Neighbouring slots of one holder that are copies.

@@ -393,7 +393,7 @@ impl Shard {
         slab.phase = Phase::Forgotten;
         let slots = slab.slots.clone();
         let copied =
-            |slot: &SlotIndex| slots.iter().any(|at| at.get(slot.0 as usize).is_some_and(|state| state.is_copy()));
+            |slot: SlotIndex| slots.iter().any(|at| at.get(slot.0 as usize).is_some_and(|state| state.is_copy()));
         slab.records.retain(copied);
         self.drop_if_empty(id);
     }
@@ -436,7 +436,7 @@ impl Shard {
     pub(super) fn rest_slot(&mut self, id: Ordinal, slot: SlotIndex) {
         let Some(slab) = self.slabs.get(&id) else { return };
         let until = self.rest_until(slab);
-        let is_pinned = self.is_pinned(ValueRef { grant: id, slot });
+        let is_pinned = self.is_pinned(ValueRef::new(id, slot));
         for holder in 0..slab.grant.holders.len() {
             if !(is_pinned && self.keep(id, holder, slot)) {
                 self.leave(id, holder, slot, Leave::Rest(until));

@@ -121,8 +121,21 @@ impl Settings {
 /// Where the current version of a key is written down: a slot of a slab.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 struct ValueRef {
-    grant: Ordinal,
+    // The parts of the grant's number stand apart: together they would take a third more, and there is one for every value.
+    generation: Generation,
+    number: u64,
     slot: SlotIndex,
+}
+
+const _: () = assert!(size_of::<ValueRef>() == 16);
+
+impl ValueRef {
+    const fn new(Ordinal { generation, number }: Ordinal, slot: SlotIndex) -> Self {
+        Self { generation, number, slot }
+    }
+    const fn grant(self) -> Ordinal {
+        Ordinal { generation: self.generation, number: self.number }
+    }
 }
 
 /// What came of a request.
@@ -332,6 +345,7 @@ impl Shard {
     /// [`SnapshotError`].
     pub fn decode_from(input: impl io::Read) -> Result<Self, SnapshotError> {
         let mut state: Self = snapshot::decode_from(Machine::Shard, input)?;
+        state.share_keys();
         state.deadlines = state.deadlines_of_state();
         state.used = state.used_of_state();
         state.writers = state.writers_of_state();
@@ -339,5 +353,15 @@ impl Shard {
         state.warm = state.warm_of_state();
         state.check()?;
         Ok(state)
+    }
+
+    /// A key is written twice, but kept once: beside the record of its value.
+    fn share_keys(&mut self) {
+        let same = |at: &ValueRef| Some(self.slabs.get(&at.grant())?.records.get(&at.slot)?.key.clone());
+        let shared = self.values.iter().map(|((namespace, key), at)| {
+            let known = same(at).filter(|known| known == key);
+            ((*namespace, known.unwrap_or_else(|| key.clone())), *at)
+        });
+        self.values = shared.collect();
     }
 }

@@ -127,8 +127,8 @@ impl Shard {
 
     /// The slab of the key's current value, if that is written down at `from`.
     fn current_at(&self, namespace: NamespaceId, key: &Key, from: ValuePlace) -> Option<(&Slab, ValueRef)> {
-        let value = ValueRef { grant: from.grant.sequence, slot: from.slot };
-        let slab = self.slabs.get(&value.grant).filter(|slab| slab.grant.id == from.grant)?;
+        let value = ValueRef::new(from.grant.sequence, from.slot);
+        let slab = self.slabs.get(&value.grant()).filter(|slab| slab.grant.id == from.grant)?;
         (self.values.get(&(namespace, key.clone())) == Some(&value)).then_some((slab, value))
     }
 
@@ -136,7 +136,7 @@ impl Shard {
     #[must_use]
     pub fn place_of(&self, namespace: NamespaceId, key: &Key) -> Option<ValuePlace> {
         let value = self.values.get(&(namespace, key.clone()))?;
-        Some(ValuePlace { grant: self.slabs.get(&value.grant)?.grant.id, slot: value.slot })
+        Some(ValuePlace { grant: self.slabs.get(&value.grant())?.grant.id, slot: value.slot })
     }
 
     /// Where the values of a slab that are current are written down.
@@ -148,7 +148,7 @@ impl Shard {
 
     /// The current value that is written down at `place`, if it may be moved.
     fn movable(&self, place: ValuePlace) -> Option<Resolved> {
-        let value = ValueRef { grant: place.grant.sequence, slot: place.slot };
+        let value = ValueRef::new(place.grant.sequence, place.slot);
         let found = self.resolved(value)?;
         let (_, value) = self.current_at(found.namespace, &found.key, place)?;
         (!self.is_pinned(value) && !found.copies.is_empty()).then_some(found)

@@ -171,14 +171,14 @@ impl Shard {
     /// No pin is on a value any more: its copies rest, unless it is current.
     fn let_go(&mut self, value: ValueRef) {
         // Its memory may be lost, and its slab gone with it.
-        let Some(slab) = self.slabs.get(&value.grant) else { return };
+        let Some(slab) = self.slabs.get(&value.grant()) else { return };
         let until = self.rest_until(slab);
         for holder in 0..slab.grant.holders.len() {
-            if matches!(self.slabs[&value.grant].slot(holder, value.slot), Some(Slot::Pinned { .. })) {
-                self.leave(value.grant, holder, value.slot, Leave::Rest(until));
+            if matches!(self.slabs[&value.grant()].slot(holder, value.slot), Some(Slot::Pinned { .. })) {
+                self.leave(value.grant(), holder, value.slot, Leave::Rest(until));
             }
         }
-        self.settle(value.grant);
+        self.settle(value.grant());
     }
 
     /// Pins are memory's: all go with a generation, and what they kept is void.

@@ -128,8 +128,8 @@ impl Shard {
     /// The current version of `key`, if it has a value.
     #[must_use]
     pub fn version(&self, namespace: NamespaceId, key: &Key) -> Option<Version> {
-        let ValueRef { grant, slot } = self.values.get(&(namespace, key.clone()))?;
-        self.slabs.get(grant)?.records.get(slot).map(|record| record.version)
+        let value = self.values.get(&(namespace, key.clone()))?;
+        self.slabs.get(&value.grant())?.records.get(&value.slot).map(|record| record.version)
     }
 
     /// The current version of `key` and where its copies are.
@@ -139,8 +139,9 @@ impl Shard {
     }
 
     /// The value that is written down there and where its copies are.
-    pub(super) fn resolved(&self, ValueRef { grant: id, slot }: ValueRef) -> Option<Resolved> {
-        let Slab { grant, slots, records, .. } = &**self.slabs.get(&id)?;
+    pub(super) fn resolved(&self, value: ValueRef) -> Option<Resolved> {
+        let slot = value.slot;
+        let Slab { grant, slots, records, .. } = &**self.slabs.get(&value.grant())?;
         let record = records.get(&slot)?;
         let copies =
             grant.holders.iter().zip(slots).filter_map(|(holder, slots)| match slots.get(slot.0 as usize)? {
@@ -207,7 +208,7 @@ impl Shard {
             .flat_map(|lower| self.values.range((lower, Bound::Unbounded)))
             .take_while(move |((of, key), _)| *of == namespace && key.as_bytes().starts_with(prefix))
             .filter_map(|((_, key), value)| {
-                let slab = self.slabs.get(&value.grant)?;
+                let slab = self.slabs.get(&value.grant())?;
                 let record = slab.records.get(&value.slot)?;
                 let resident = |slots: &&Row| matches!(slots.get(value.slot.0 as usize), Some(Slot::Committed { .. }));
                 Some(Listed {
