@@ -59,7 +59,7 @@ pub enum SnapshotError {
         /// The machine found.
         found: u8,
     },
-    /// The bytes after the head cannot be decoded.
+    /// The bytes after the head cannot be decoded, or not be read.
     #[error("the snapshot cannot be decoded: {why}")]
     Body {
         /// What the decoder said.
@@ -100,7 +100,10 @@ pub(crate) fn encode<T: Serialize>(machine: Machine, state: &T) -> Vec<u8> {
 pub(crate) fn decode_from<T: DeserializeOwned>(machine: Machine, input: impl io::Read) -> Result<T, SnapshotError> {
     let mut source = Source { input: BufReader::with_capacity(BUFFER_BYTES, input), taken: Vec::new(), failed: None };
     let mut head = [0; HEAD_BYTES];
-    source.input.read_exact(&mut head).map_err(|_| SnapshotError::NoSnapshot)?;
+    source.input.read_exact(&mut head).map_err(|error| {
+        let is_short = error.kind() == io::ErrorKind::UnexpectedEof;
+        if is_short { SnapshotError::NoSnapshot } else { SnapshotError::Body { why: error.to_string() } }
+    })?;
     if head[..4] != MAGIC {
         return Err(SnapshotError::NoSnapshot);
     }

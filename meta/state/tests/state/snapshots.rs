@@ -5,7 +5,8 @@ use quarry_meta_state::{
     Shard,
     shard::{CommitOutcome, CommitRefusal, Committed, Mode},
 };
-use quarry_wire::{ids::SlotIndex, units::SlotCount};
+use quarry_wire::{ids::SlotIndex, key::Key, units::SlotCount};
+use std::io;
 
 /// A shard in which a little of everything has happened.
 fn told() -> Bench {
@@ -72,4 +73,69 @@ fn a_frozen_copy_stays_as_it_was_whatever_is_applied_afterwards() {
     assert_eq!(frozen.encode(), bytes);
     frozen.check().unwrap();
     assert_eq!(Shard::decode(&bytes).unwrap(), frozen);
+}
+
+/// A disk that takes or gives few bytes at a time and fails after so many.
+struct Slow {
+    bytes: Vec<u8>,
+    at: usize,
+    works: usize,
+}
+
+impl Slow {
+    fn step(&self, asked: usize) -> io::Result<usize> {
+        let most = self.works.saturating_sub(self.at).min(asked).min(7);
+        if most == 0 && asked > 0 { Err(io::Error::other("the disk is gone")) } else { Ok(most) }
+    }
+}
+
+impl io::Write for Slow {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = self.step(bytes.len())?;
+        self.bytes.extend_from_slice(&bytes[..taken]);
+        self.at += taken;
+        Ok(taken)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Read for Slow {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let given = self.step(out.len().min(self.bytes.len() - self.at))?;
+        out[..given].copy_from_slice(&self.bytes[self.at..self.at + given]);
+        self.at += given;
+        Ok(given)
+    }
+}
+
+#[test]
+fn a_state_goes_piece_by_piece_and_an_error_of_the_disk_is_told() {
+    let bench = told();
+    let bytes = bench.shard.encode();
+    let mut disk = Slow { bytes: Vec::new(), at: 0, works: usize::MAX };
+    bench.shard.encode_to(&mut disk).unwrap();
+    assert_eq!(disk.bytes, bytes);
+    disk.at = 0;
+    assert_eq!(Shard::decode_from(disk).unwrap(), bench.shard);
+    for works in [0, 3, 100, bytes.len() - 1] {
+        let mut disk = Slow { bytes: Vec::new(), at: 0, works };
+        assert_eq!(bench.shard.encode_to(&mut disk).unwrap_err().to_string(), "the disk is gone");
+        let disk = Slow { bytes: bytes.clone(), at: 0, works };
+        let refused = Shard::decode_from(disk).unwrap_err();
+        assert!(refused.to_string().contains("the disk is gone"), "{refused}");
+    }
+    for kept in 0..bytes.len() {
+        assert!(Shard::decode(&bytes[..kept]).is_err(), "{kept}");
+    }
+}
+
+#[test]
+fn a_key_is_kept_once_also_in_a_state_that_was_read() {
+    let back = Shard::decode(&told().shard.encode()).unwrap();
+    let listed: Vec<*const u8> = back.list(SPACE, b"", None).map(|it| it.key.as_bytes().as_ptr()).collect();
+    let resolved = |it: &Key| back.resolve(SPACE, it).unwrap().key.as_bytes().as_ptr();
+    let own: Vec<*const u8> = back.list(SPACE, b"", None).map(|it| resolved(it.key)).collect();
+    assert_eq!(listed, own);
 }
