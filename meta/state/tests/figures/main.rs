@@ -36,6 +36,7 @@ use std::{
     alloc::System,
     fs::File,
     io::{self, BufWriter, Write},
+    iter,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -65,8 +66,8 @@ fn seconds(began: Instant) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-/// What applying one commit took. Processor time says it also where other processes take their turns.
-#[derive(Clone, Copy)]
+/// What applying one command took. Processor time says it also where other processes take their turns.
+#[derive(Clone, Copy, Debug)]
 struct Took {
     wall: Duration,
     processor: Duration,
@@ -122,7 +123,7 @@ impl Rig {
         Self { shard, at: 1_000, requests: 0, slabs: 0, slabs_per_extent, clock: 0 }
     }
 
-    fn grant(&mut self) -> Grant {
+    fn grant(&mut self) -> (Grant, Took) {
         self.at += 5;
         self.requests += 1;
         let asked = GrantRequest {
@@ -144,8 +145,8 @@ impl Rig {
             base: Offset(base),
         };
         let command = ShardCommand::Grant { meta: NodeId(9), asked, holders: NODES.map(holder).to_vec() };
-        match self.shard.apply(LogTime(self.at), command) {
-            ShardOutcome::Grant(Ok(grant)) => grant,
+        match self.apply(command) {
+            (ShardOutcome::Grant(Ok(grant)), took) => (grant, took),
             other => panic!("{other:?}"),
         }
     }
@@ -179,20 +180,24 @@ impl Rig {
         firsts.map(publish).collect()
     }
 
-    fn publish(&mut self, command: ShardCommand) -> Took {
+    fn apply(&mut self, command: ShardCommand) -> (ShardOutcome, Took) {
         let (began, used) = (Instant::now(), processor_time());
         let outcome = self.shard.apply(LogTime(self.at), command);
-        let took = Took { wall: began.elapsed(), processor: processor_time() - used };
+        (outcome, Took { wall: began.elapsed(), processor: processor_time() - used })
+    }
+
+    fn publish(&mut self, command: ShardCommand) -> Took {
+        let (outcome, took) = self.apply(command);
         let ShardOutcome::Publish(outcomes) = outcome else { panic!("{outcome:?}") };
         assert!(outcomes.iter().all(|outcome| *outcome == Ok(Committed::Applied)), "{outcomes:?}");
         took
     }
 
-    /// One slab full of `key`s; what each commit took.
+    /// One slab full of `key`s; what its grant took, which also frees what has rested, and what each commit took.
     fn slab(&mut self, key: impl FnMut(u32) -> Key) -> Vec<Took> {
-        let grant = self.grant();
+        let (grant, took) = self.grant();
         let commands = self.fill(&grant, key);
-        commands.into_iter().map(|command| self.publish(command)).collect()
+        iter::once(took).chain(commands.into_iter().map(|command| self.publish(command))).collect()
     }
 }
 
@@ -240,7 +245,7 @@ fn longest(times: &[Took]) -> String {
         let at = |part: usize| sorted[(sorted.len() - 1) * part / 1000].as_secs_f64() * 1e3;
         format!("p50 {:.3}, p99 {:.3}, longest {:.3} ms", at(500), at(990), at(1000))
     };
-    format!("{} ({} of processor time), {} commits", shown(|it| it.wall), shown(|it| it.processor), times.len())
+    format!("{} ({} of processor time), {} entries", shown(|it| it.wall), shown(|it| it.processor), times.len())
 }
 
 #[test]
