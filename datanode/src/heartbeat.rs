@@ -72,13 +72,19 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     let deadline = Instant::now() + node.heartbeat.max(REPLY_MAX);
     let call = async { node.metas.registry(address)?.heartbeat(with_timeout(request, deadline)).await };
     let reply = timeout_at(deadline, call).await.map_err(|_| Status::deadline_exceeded("no reply in time"))?;
-    note_forgotten(node, reply.as_ref().err());
+    if let Err(wrong) = &reply
+        && let Some(Refusal::NodeRefused(it)) = Refusal::from_status(wrong)
+        && it.reason() == Reason::Retired
+    {
+        note(node, address, Some(it.why));
+    }
     let reply = reply?.into_inner();
-    node.metas.heard(&reply.groups);
     if !node.see_generation(Generation(reply.generation)) {
         // A node that slept through a restore. Whatever it says is about memory that is no more.
         return Err(Status::failed_precondition(format!("it is in generation {}, which is over", reply.generation)));
     }
+    note(node, address, None);
+    node.metas.heard(&reply.groups);
     let feed = reply.changes.as_ref().and_then(|changes| changes.at).map(FeedNumber::from);
     let over: Vec<(RegionId, Incarnation)> =
         reply.void.into_iter().filter_map(|life| Some((life.region?.into(), life.incarnation?.into()))).collect();
@@ -90,17 +96,13 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// A node whose number is used up serves nobody, whatever it holds; it may have missed its own death. An answer of another kind shows that it is
-/// known.
-fn note_forgotten(node: &Node, wrong: Option<&Status>) {
-    let why = match wrong.map(Refusal::from_status) {
-        None => None,
-        Some(Some(Refusal::NodeRefused(it))) if it.reason() == Reason::Retired => Some(it.why),
-        Some(_) => return,
-    };
+/// A node whose number is used up serves nobody, whatever it holds; it may have missed its own death.
+fn note(node: &Node, address: &str, used_up: Option<String>) {
+    let listeners = node.metas.listeners();
     node.standing.send_if_modified(|standing| {
-        let changed = standing.forgotten != why;
-        standing.forgotten = why;
-        changed
+        let before = standing.forgotten().map(str::to_owned);
+        standing.told.retain(|address, _| listeners.contains(address));
+        standing.told.insert(address.to_owned(), used_up);
+        before.as_deref() != standing.forgotten()
     });
 }

@@ -103,6 +103,9 @@ pub(crate) struct Present {
 impl Present {
     /// Takes in what one of them says. It may be behind, so nobody goes because it does not name them.
     fn learn(&mut self, generation: Generation, metas: &[v1::MetaInfo], retired: &[u64]) {
+        if generation < self.generation {
+            return;
+        }
         if generation > self.generation {
             *self = Self { generation, ..Self::default() };
         }

@@ -26,7 +26,7 @@ use quarry_wire::{
     signed::{Signed, Statement},
 };
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{
         Arc,
@@ -99,14 +99,22 @@ pub(crate) struct Standing {
     pub(crate) recorded: BTreeSet<RegionIndex>,
     /// What was last heard of the directory.
     pub(crate) last: String,
-    /// What a meta node said last when it does not know this node any more.
-    pub(crate) forgotten: Option<String>,
+    /// What each meta node, by its address, said last of this node: that its number is used up, and why, or nothing of the kind.
+    pub(crate) told: BTreeMap<String, Option<String>>,
 }
 
 impl Standing {
     /// Whether all `regions` regions can be written and read.
     pub(crate) fn serves(&self, regions: usize) -> bool {
-        self.forgotten.is_none() && self.recorded.len() == regions
+        self.forgotten().is_none() && self.recorded.len() == regions
+    }
+
+    /// Why this node's number is used up, if most of the meta nodes that answered say so. One may be behind, or be left over from a history
+    /// that was given up.
+    pub(crate) fn forgotten(&self) -> Option<&str> {
+        let mut against = self.told.values().flatten();
+        let why = against.next()?;
+        (2 * (1 + against.count()) > self.told.len()).then_some(why)
     }
 }
 
@@ -177,8 +185,11 @@ impl Node {
         }
         match self.metas.describe(deadline.min(Instant::now() + REFRESH_MAX)).await {
             Ok(reply) => {
+                if !self.see_generation(Generation(reply.generation)) {
+                    tracing::debug!(generation = reply.generation, "a meta node of a generation that is over answered");
+                    return;
+                }
                 self.metas.heard(&reply.groups);
-                self.see_generation(Generation(reply.generation));
                 self.metas.learn(Generation(reply.generation), &reply.metas, reply.changes.as_ref());
                 if let Some(changes) = reply.changes {
                     self.membership.apply(changes);

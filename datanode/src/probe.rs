@@ -35,8 +35,8 @@ impl DataProbe {
         if standing.serves(regions) {
             return Ok(());
         }
-        if let Some(forgotten) = &standing.forgotten {
-            return Err(forgotten.clone());
+        if let Some(forgotten) = standing.forgotten() {
+            return Err(forgotten.to_owned());
         }
         Err(format!("{recorded} of {regions} regions are registered; last heard: {:?}", standing.last))
     }

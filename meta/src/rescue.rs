@@ -230,6 +230,9 @@ impl Whole {
     ) -> Result<(), RescueError> {
         let directory = &mut self.directory.0;
         tell(directory, DirectoryCommand::RaiseGeneration { generation })?;
+        // Before their certificates may be revoked.
+        let is_given_up = |node: &NodeId| !stay.contains(node) && directory.regions_of(*node).next().is_none();
+        let given_up: Vec<NodeId> = directory.metas().map(|meta| meta.id).filter(is_given_up).collect();
         if let Some(list) = revocations {
             tell(directory, DirectoryCommand::Revoke(list))?;
         }
@@ -238,8 +241,6 @@ impl Whole {
             tell(directory, DirectoryCommand::AnnounceNode { node: *node, address: address.clone() })?;
         }
         // As if the others had been removed: nobody waits for them, and they are not found under their old names again.
-        let is_given_up = |node: &NodeId| !stay.contains(node) && directory.regions_of(*node).next().is_none();
-        let given_up: Vec<NodeId> = directory.metas().map(|meta| meta.id).filter(is_given_up).collect();
         for node in given_up {
             let number = tell(directory, DirectoryCommand::BeginChange(MemberChange::Remove { node }))?;
             let number = number.ok_or_else(|| state_error(0)(&"a removal has no number"))?;

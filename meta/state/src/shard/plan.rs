@@ -210,14 +210,15 @@ impl Planner<'_> {
         let found = u8::try_from(holders.len()).unwrap_or(u8::MAX);
         if found < least {
             let one = u64::from(asked.slot_size.0);
-            let most = shard.regions.values().map(|region| extent_bytes(region.bytes)).max();
+            // Those of forgotten nodes have no bytes.
+            let most = shard.regions.values().map(|region| extent_bytes(region.bytes)).max().filter(|most| *most > 0);
             if let Some(most) = most.filter(|most| *most < one) {
                 return Err(GrantRefusal::SlotSize { least: SLOT_BYTES_MIN, most, found: asked.slot_size });
             }
             let found = u8::try_from(self.places(one, usize::MAX).len()).unwrap_or(u8::MAX);
             let Lacking { live, silent } = self.lacking(one, usize::from(least));
             let would_do = silent > 0 && found.saturating_add(silent) >= least;
-            if would_do || live < usize::from(least) && shard.drained().next().is_some() {
+            if would_do || live == 0 || live < usize::from(least) && shard.drained().next().is_some() {
                 return Err(GrantRefusal::TooFewNodes { needed: least, found, silent });
             }
             return Err(GrantRefusal::NoSpace { needed: least, found, retry_after: self.retry_after(one) });
