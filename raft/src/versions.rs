@@ -18,7 +18,7 @@ impl Span {
     /// One version alone.
     #[must_use]
     pub const fn only(version: u32) -> Self {
-        Self { since: version, until: version + 1 }
+        Self { since: version, until: version.saturating_add(1) }
     }
 
     /// The newest version that is in both.

@@ -2,7 +2,7 @@
 //!
 //! A B+ tree whose nodes are shared between clones. A change copies the nodes on its way that are shared, and no others; while nothing is shared
 //! it happens in place. Entries are in leaves only; a branch has the least key of each child beside it. Nodes are filled to the brim where keys
-//! come in order (sequences, restored snapshots), since there the node that is full is left as it is and a new one begun.
+//! come in order (sequences, restored snapshots), since the last node is left full as it is and a new one begun.
 //!
 //! Written as `BTreeMap` is: the length and then the entries in order. What it lacks of `BTreeMap` nobody here needs.
 
@@ -159,7 +159,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
     /// Answers the value that was there.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
-        match Arc::make_mut(&mut self.root).insert(key, value) {
+        match Arc::make_mut(&mut self.root).insert(key, value, true) {
             Inserted::Instead(old) => return Some(old),
             Inserted::Beside => {}
             Inserted::Split(least, right) => {
@@ -234,14 +234,14 @@ fn child_of<K: Borrow<Q>, V, Q: Ord + ?Sized>(children: &[(K, V)], key: &Q) -> u
     children[1..].iter().position(|(least, _)| least.borrow() > key).unwrap_or(children.len() - 1)
 }
 
-/// Puts one in, with little room to spare; what does not fit is answered.
-fn put<T>(held: &mut Vec<T>, at: usize, one: T) -> Option<Vec<T>> {
+/// Puts one in, with little room to spare; what does not fit is answered. `is_last`: whether no other node of this height follows.
+fn put<T>(held: &mut Vec<T>, at: usize, one: T, is_last: bool) -> Option<Vec<T>> {
     if held.len() == held.capacity() {
         held.reserve_exact(NODE_STEP);
     }
     held.insert(at, one);
     (held.len() > NODE_MAX).then(|| {
-        let in_order = at + 1 == held.len();
+        let in_order = is_last && at + 1 == held.len();
         let right = held.split_off(if in_order { at } else { held.len() / 2 });
         held.shrink_to_fit();
         right
@@ -301,22 +301,23 @@ impl<K, V> Node<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> Node<K, V> {
-    fn insert(&mut self, key: K, value: V) -> Inserted<K, V> {
+    fn insert(&mut self, key: K, value: V, is_last: bool) -> Inserted<K, V> {
         match self {
             Self::Leaf(entries) => match find(entries, &key) {
                 Ok(at) => Inserted::Instead(std::mem::replace(&mut entries[at].1, value)),
-                Err(at) => match put(entries, at, (key, value)) {
+                Err(at) => match put(entries, at, (key, value), is_last) {
                     None => Inserted::Beside,
                     Some(right) => Inserted::Split(right[0].0.clone(), Arc::new(Self::Leaf(right))),
                 },
             },
             Self::Branch(children) => {
                 let at = child_of(children, &key);
-                let (least, right) = match Arc::make_mut(&mut children[at].1).insert(key, value) {
+                let is_last = is_last && at + 1 == children.len();
+                let (least, right) = match Arc::make_mut(&mut children[at].1).insert(key, value, is_last) {
                     Inserted::Split(least, right) => (least, right),
                     done @ (Inserted::Instead(_) | Inserted::Beside) => return done,
                 };
-                match put(children, at + 1, (least, right)) {
+                match put(children, at + 1, (least, right), is_last) {
                     None => Inserted::Beside,
                     Some(right) => Inserted::Split(right[0].0.clone(), Arc::new(Self::Branch(right))),
                 }
@@ -685,5 +686,9 @@ mod tests {
             }
         }
         assert_eq!(leaves(&map.root), 10_000_usize.div_ceil(NODE_MAX));
+        // Those that come backwards, behind a node that is full, leave none nearly empty.
+        let below = u16::try_from(NODE_MAX).unwrap();
+        let map: Map<u16, u32> = (0..below).chain((below..10_000).rev()).map(|key| (key, 0)).collect();
+        assert!(leaves(&map.root) <= 10_000 / (NODE_MAX / 2) + 2, "{}", leaves(&map.root));
     }
 }

@@ -15,7 +15,9 @@ use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _};
 const MAGIC: [u8; 4] = *b"QRYS";
 /// Storage version of the snapshots that this build writes and reads, and of the commands in entries: raised with either. Meta nodes tell it
 /// each other before they send any.
-pub const SNAPSHOT_VERSION: u16 = 5;
+pub const SNAPSHOT_VERSION: u16 = 6;
+/// The oldest that it reads: the same layout, but some commands did other things.
+pub const SNAPSHOT_SINCE: u16 = 5;
 /// SHA-256 over the canonical bytes of a state.
 pub type StateHash = [u8; 32];
 
@@ -43,11 +45,13 @@ pub enum SnapshotError {
     NoSnapshot,
     /// Another build wrote it.
     #[error(
-        "snapshot version {found} is not the version {expected} that this build reads: do not downgrade a meta node"
+        "snapshot version {found} is none of {since} to {newest}, which this build reads: do not downgrade a meta node"
     )]
     Version {
-        /// The version that this build reads.
-        expected: u16,
+        /// The oldest version that this build reads.
+        since: u16,
+        /// The newest.
+        newest: u16,
         /// The version found.
         found: u16,
     },
@@ -108,8 +112,8 @@ pub(crate) fn decode_from<T: DeserializeOwned>(machine: Machine, input: impl io:
         return Err(SnapshotError::NoSnapshot);
     }
     let version = u16::from_le_bytes([head[4], head[5]]);
-    if version != SNAPSHOT_VERSION {
-        return Err(SnapshotError::Version { expected: SNAPSHOT_VERSION, found: version });
+    if !(SNAPSHOT_SINCE..=SNAPSHOT_VERSION).contains(&version) {
+        return Err(SnapshotError::Version { since: SNAPSHOT_SINCE, newest: SNAPSHOT_VERSION, found: version });
     }
     if head[6] != machine.code() {
         return Err(SnapshotError::Machine { expected: machine.code(), found: head[6] });

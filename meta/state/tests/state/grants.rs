@@ -5,7 +5,7 @@ use crate::bench::{
     writer,
 };
 use quarry_meta_state::{
-    Entry, EntryError, SNAPSHOT_VERSION, Shard, SnapshotError,
+    Entry, EntryError, SNAPSHOT_SINCE, SNAPSHOT_VERSION, Shard, SnapshotError,
     directory::{FeedChange, Labels, Policy, Shared, Standing},
     shard::{
         CommitRefusal, Committed, DropRefusal, GrantPhase, GrantRefusal, Mode, Proposed, SealRefusal, ShardCommand,
@@ -405,10 +405,13 @@ fn a_snapshot_says_what_it_is_and_is_refused_when_it_is_something_else() {
     assert_eq!((again.hash(), &again), (bench.shard.hash(), &bench.shard));
     assert_eq!(Shard::decode(b"QRY"), Err(SnapshotError::NoSnapshot));
     assert_eq!(Shard::decode(&[b"XXXX", &bytes[4..]].concat()), Err(SnapshotError::NoSnapshot));
-    for other in [SNAPSHOT_VERSION - 1, SNAPSHOT_VERSION + 1] {
-        let changed = [&bytes[..4], &other.to_le_bytes(), &bytes[6..]].concat();
-        let refused = SnapshotError::Version { expected: SNAPSHOT_VERSION, found: other };
-        assert_eq!(Shard::decode(&changed), Err(refused));
+    let of_version = |other: u16| Shard::decode(&[&bytes[..4], &other.to_le_bytes(), &bytes[6..]].concat());
+    for other in [SNAPSHOT_SINCE - 1, SNAPSHOT_VERSION + 1] {
+        let refused = SnapshotError::Version { since: SNAPSHOT_SINCE, newest: SNAPSHOT_VERSION, found: other };
+        assert_eq!(of_version(other), Err(refused));
+    }
+    for known in SNAPSHOT_SINCE..=SNAPSHOT_VERSION {
+        assert_eq!(of_version(known).as_ref(), Ok(&bench.shard));
     }
     let directory = quarry_meta_state::Directory::new().encode();
     assert_eq!(Shard::decode(&directory), Err(SnapshotError::Machine { expected: 1, found: 0 }));
