@@ -1,6 +1,6 @@
 //! Health, as load balancers and supervisors ask for it: the node as a whole, and each of its groups.
 //!
-//! A group is served while its leader is known and *still leads*: by a confirmed read index if it is this node, by its own word if it is
+//! A group is served while its leader is known and *still leads*: by what a majority answers if it is this node, by its own word if it is
 //! another. To remember a leader is not enough: a node that was cut off remembers one for ever.
 
 use crate::{core::Core, door, hosted::Hosted, machine::Replicated, members::REMOVED};
@@ -130,6 +130,8 @@ async fn leader<S: Replicated>(hosted: &Hosted<S>) -> Leader {
     match status.leader {
         _ if status.fault.is_some() => Leader::Nobody,
         None => Leader::Nobody,
+        // What answers its heartbeats says so.
+        Some((node, _)) if node == status.node && hosted.group.is_followed(PERIOD) => Leader::This(true),
         Some((node, _)) if node == status.node => {
             let confirmed = hosted.group.read_index(Instant::now() + PATIENCE).await;
             if let Err(error) = &confirmed {
