@@ -41,13 +41,15 @@ pub struct Bounds {
     pub lendable: Arc<BTreeMap<NodeId, u64>>,
     /// Nothing is evicted here: what is in use comes back only when it is deleted.
     pub keeps_all: bool,
-    /// Whether a slab takes no more than half of what the shard has free at a node, so that writers who ask for much, and use little of
+    /// Whether a slab takes no more than half of what the shard has free at a node beyond an eighth of it all, so that writers who ask for much, and use little of
     /// it, leave something for the others. A sixteenth of an extent, or one slot, is always to be had.
     pub in_parts: bool,
 }
 
-/// What the largest slab leaves of what is free, where slabs are bounded: one part in so many is taken.
+/// Where slabs are bounded, the largest takes one part in so many of what is free,
 const FREE_PARTS: u64 = 2;
+/// less this part of what the node lends, below which values go to make room: they do not for slots that are granted and never used.
+const ROOM_PARTS: u64 = 8;
 /// A slab of one part in so many of an extent is always small enough.
 const EXTENT_PARTS: u64 = 16;
 
@@ -237,9 +239,13 @@ impl Planner<'_> {
 
     /// Bytes of the largest slab that leaves enough for others.
     fn slab_most(&self) -> u64 {
-        let free = self.nodes.values().map(|room| room.bytes).max().unwrap_or(0);
-        let extents = self.nodes.values().flat_map(|room| &room.extents).map(|extent| self.shard.extents[extent].bytes);
-        (free / FREE_PARTS).max(extents.max().unwrap_or(0) / EXTENT_PARTS)
+        let bytes = |extent: &ExtentId| self.shard.extents[extent].bytes;
+        let free = self.nodes.values().map(|room| {
+            let lent: u64 = room.extents.iter().map(bytes).sum();
+            room.bytes.saturating_sub(lent / ROOM_PARTS) / FREE_PARTS
+        });
+        let extents = self.nodes.values().flat_map(|room| &room.extents).map(bytes);
+        free.max().unwrap_or(0).max(extents.max().unwrap_or(0) / EXTENT_PARTS)
     }
 
     /// Whether one slot has a place at fewer than `needed` nodes, and at others there is memory to lend.

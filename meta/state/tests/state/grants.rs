@@ -470,3 +470,26 @@ fn three_copies_share_as_little_as_two_zones_allow_and_nodes_without_labels_shar
     bench.tell(vec![labelled(1, "", ""), labelled(2, "", ""), labelled(3, "", "")]);
     assert_eq!(holders(&mut bench).1, Shared::Nothing);
 }
+
+#[test]
+fn where_slabs_are_bounded_one_takes_half_of_what_is_free_beyond_the_room_that_is_kept() {
+    let mut bench = Bench::new(1);
+    let whole = u32::try_from(EXTENT / u64::from(SLOT)).unwrap();
+    let mut slots = Vec::new();
+    for _ in 0..17 {
+        let asked = bench.asked(whole);
+        let bounds = Bounds { in_parts: true, ..Bounds::default() };
+        let command = bench.shard.planner_within(LogTime(bench.at), &bounds).grant(META, asked).unwrap();
+        slots.push(bench.try_grant(command).unwrap().slots.0);
+    }
+    // An eighth of sixteen extents is two of them. A sixteenth of an extent is always to be had.
+    assert_eq!(slots[..13], [whole; 13]);
+    assert_eq!(slots[13..], [whole / 2, whole / 4, whole / 8, whole / 16]);
+    assert_eq!(bench.grant(whole).slots, SlotCount(whole), "where they are not, it is as large as was asked for");
+    let mut asked = bench.asked(1);
+    asked.slot_size = SlotSize(u32::try_from(EXTENT).unwrap());
+    let bounds = Bounds { in_parts: true, ..Bounds::default() };
+    let one = bench.shard.planner_within(LogTime(bench.at), &bounds).grant(META, asked).unwrap();
+    assert_eq!(bench.try_grant(one).unwrap().slots, SlotCount(1), "one slot is never too much");
+    bench.drain();
+}
