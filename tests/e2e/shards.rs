@@ -57,7 +57,8 @@ async fn what_is_written_over_eight_shards_is_found_listed_pinned_and_deleted_an
     let stats = client.stats();
     for call in ["Grant", "Commit"] {
         let calls = stats.control_calls.get(call).copied().unwrap_or(0);
-        assert!(calls <= 2 * u64::from(SHARDS), "{calls} calls of {call} for one batch over {SHARDS} shards");
+        // An extent has fifteen such slots, and a slab takes at most half of what is free.
+        assert!(calls <= 3 * u64::from(SHARDS), "{calls} calls of {call} for one batch over {SHARDS} shards");
     }
     for (seed, value) in (0..).zip(blocks.get_many(&all).await) {
         assert!(value.unwrap().unwrap().bytes == pattern(seed, BYTES));
