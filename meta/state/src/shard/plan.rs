@@ -41,8 +41,8 @@ pub struct Bounds {
     pub lendable: Arc<BTreeMap<NodeId, u64>>,
     /// Nothing is evicted here: what is in use comes back only when it is deleted.
     pub keeps_all: bool,
-    /// Whether a slab takes no more than half of what the shard has free at a node beyond an eighth of it all, so that writers who ask for much, and use little of
-    /// it, leave something for the others. A sixteenth of an extent, or one slot, is always to be had.
+    /// Whether a slab takes no more than half of what the shard has free at a node beyond an eighth of it all, so that writers who ask for
+    /// much, and use little of it, leave something for the others. A sixteenth of an extent, or one slot, is always to be had.
     pub in_parts: bool,
 }
 
