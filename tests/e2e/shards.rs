@@ -1,5 +1,6 @@
 //! Eight shards, as a cluster of some size has them: every call works across them, memory goes where it is written, and no byte is lost.
 
+use quarry::config::EvictionSection;
 use quarry_client::{Key, Options, PutItem};
 use quarry_proto::v1;
 use quarry_tests::{
@@ -80,6 +81,38 @@ async fn what_is_written_over_eight_shards_is_found_listed_pinned_and_deleted_an
     }
     for (seed, value) in (1_000..).zip(blocks.get_many(&alone).await) {
         assert!(value.unwrap().unwrap().bytes == pattern(seed, BYTES));
+    }
+    counted(&cluster).await;
+    client.close().await.unwrap();
+}
+
+/// A cache of eight shards that keeps room by evicting. Two shards fill three quarters of the memory and are emptied, then three others do, then all
+/// of them fill nearly half of it: an extent has values of one shard, and there are only two for each. Everything fits all the time, so no value goes.
+#[tokio::test]
+async fn what_was_deleted_in_some_shards_makes_room_in_others_and_no_value_goes() {
+    const BYTES: usize = 32 << 10;
+    let cluster = TestCluster::start_with(|spec| {
+        small(spec, 1, REGION);
+        spec.raft.shards = SHARDS;
+        spec.eviction = EvictionSection::default();
+    })
+    .await;
+    let client = cluster.client_with(Options { timeout: Duration::from_secs(30), ..Options::default() }).await;
+    let blocks = create_namespace(&client, 1, None).await;
+    let tagged = |tags: &[&str]| -> Vec<Key> {
+        let key = |number: usize| Key::new(format!("{{{}}}-{number}", tags[number % tags.len()])).unwrap();
+        (0..(11 << 20) / BYTES).map(key).collect()
+    };
+    for keys in [tagged(&["a", "b"]), tagged(&["c", "d", "e"]), keys("all", (7 << 20) / BYTES)] {
+        for (part, chunk) in (0..).zip(keys.chunks(40)) {
+            let items = chunk.iter().map(|key| PutItem::create(key.clone(), pattern(part, BYTES))).collect();
+            for version in blocks.put_many(items).await {
+                version.unwrap();
+            }
+        }
+        assert_eq!(blocks.exists_many(&keys).await.unwrap(), keys.len(), "nothing went");
+        let deleted = blocks.delete_many(&keys).await.into_iter().filter(|it| matches!(it, Ok(Some(_)))).count();
+        assert_eq!(deleted, keys.len());
     }
     counted(&cluster).await;
     client.close().await.unwrap();

@@ -243,7 +243,7 @@ impl Default for RaftSection {
             election_ms_max: 1_200,
             snapshot_after_entries: 50_000,
             entries_kept: 1_000,
-            shards: 1,
+            shards: 8,
             balance: true,
         }
     }
