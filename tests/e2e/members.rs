@@ -1,7 +1,12 @@
 //! Nodes come and go, by the operator's tool, while a client works.
 
 use quarry::local::Member;
-use quarry_tests::{Signal, TestCluster, cluster::create_namespace, eventually, wait::PATIENCE};
+use quarry_tests::{
+    Signal, TestCluster,
+    cluster::{DIRECTORY, create_namespace},
+    eventually,
+    wait::PATIENCE,
+};
 use std::time::Duration;
 
 /// The numbers of the members in this role.
@@ -29,6 +34,9 @@ async fn an_operator_adds_removes_and_replaces_meta_nodes_while_a_client_writes(
     };
     let (fourth, at) = cluster.add_meta().unwrap();
     assert_eq!(fourth, Member::Meta(4));
+    // Whoever led the directory is gone: the command asks on until another does.
+    let gone = cluster.leader(DIRECTORY, PATIENCE).await.unwrap();
+    cluster.kill(gone, Signal::KILL).await.unwrap();
     eventually(PATIENCE, "the fourth is added", async || {
         let ran = cluster.raft_admin(&["member", "add", "4", &at.to_string()]).await;
         // It may not listen yet.
@@ -36,6 +44,8 @@ async fn an_operator_adds_removes_and_replaces_meta_nodes_while_a_client_writes(
         ran.is_well().then_some(())
     })
     .await;
+    cluster.restart(gone).unwrap();
+    cluster.wait_ready(PATIENCE).await.unwrap();
     assert_eq!(members(&cluster, "learner").await, [4]);
     let done = cluster.raft_admin(&["member", "promote", "4"]).await.done();
     assert_eq!(done["state"], "done");
