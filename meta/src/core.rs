@@ -140,7 +140,7 @@ impl Core {
             aside: shard.lending.aside(),
             lendable: self.lendable(),
             keeps_all: self.config.eviction.low == 0,
-            in_parts: true,
+            in_parts: self.shards.len() > 1,
         }
     }
 

@@ -7,7 +7,7 @@
 //!
 //! Nothing goes as long as memory comes without that: what is lent to nobody, or what other shards have empty or can make empty by moving values
 //! ([`lending::awaited`]). It is waited for, but not for ever: a shard that does not give what it could must not keep another from going on.
-//! And nothing goes for room ahead of need in a shard that nobody writes to.
+//! And nothing goes for room ahead of need in a shard that nobody writes to, if there are others.
 //!
 //! Giving a descriptor with a lease is use, by Resolve or Pin. Existence probes, lists and `stale` reads are none.
 //!
@@ -310,7 +310,8 @@ fn victims(
     if marks.low == 0 {
         return Vec::new();
     }
-    let needs_room = state.is_written() || wanted.is_some();
+    // A lone shard keeps its room for the next writer: nobody else could use it meanwhile.
+    let needs_room = state.is_written() || wanted.is_some() || state.settings().shards == 1;
     let marks = if needs_room { marks } else { Marks { low: 0, high: 0 } };
     state.victims(marks, lacks, wanted, coming, |slab| uses.last(slab).max(since))
 }

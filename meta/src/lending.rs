@@ -400,8 +400,11 @@ pub(crate) async fn want(
     bytes: u64,
     deadline: Instant,
 ) -> Result<(), Refusal> {
-    let nodes: Vec<NodeId> =
-        shard.hosted.read(|state| nodes.iter().copied().filter(|node| !state.wants(*node, bytes)).collect());
+    let aside = shard.lending.aside();
+    let nodes: Vec<NodeId> = shard.hosted.read(|state| {
+        let lacks = |node: NodeId| !state.wants(node, bytes) && !state.has_place_on(node, bytes, &aside);
+        nodes.iter().copied().filter(|node| lacks(*node)).collect()
+    });
     if nodes.is_empty() {
         return Ok(());
     }
@@ -409,9 +412,12 @@ pub(crate) async fn want(
     shard.hosted.propose(ShardCommand::Want { nodes, bytes }, deadline).await.map(|_| ())
 }
 
-/// Waits until one of these nodes, of which an extent is wanted, was lent one; false if none was for a while.
+/// Waits until there is a place on one of these nodes, of which an extent is wanted; false if there was none for a while.
 pub(crate) async fn lent(shard: &HostedShard, nodes: &BTreeSet<NodeId>, bytes: u64, deadline: Instant) -> bool {
     let deadline = deadline.min(Instant::now() + LENT_WITHIN);
-    !nodes.is_empty()
-        && shard.hosted.wait_for(deadline, |state| nodes.iter().any(|node| !state.wants(*node, bytes))).await
+    let has_place = |state: &Shard| {
+        let aside = shard.lending.aside();
+        nodes.iter().any(|node| state.has_place_on(*node, bytes, &aside))
+    };
+    !nodes.is_empty() && shard.hosted.wait_for(deadline, has_place).await
 }

