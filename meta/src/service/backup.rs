@@ -6,6 +6,7 @@
 use crate::{core::Core, door, hosted::Hosted, machine::Replicated};
 use bytes::Bytes;
 use futures::future::join_all;
+use quarry_meta_state::hash_written;
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_raft::{LogIndex, SnapshotWriter};
 use quarry_wire::ids::ShardId;
@@ -213,19 +214,7 @@ pub(super) async fn stamp(core: &Core, asked: v1::StampRequest, deadline: Instan
 
 /// SHA-256 over a state's canonical bytes, as they are written to snapshots.
 fn hash_of(state: Box<dyn SnapshotWriter>) -> io::Result<[u8; 32]> {
-    struct Hashing(Sha256);
-    impl io::Write for Hashing {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.update(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut hash = Hashing(Sha256::new());
-    state.write_to(&mut hash)?;
-    Ok(hash.0.finalize().into())
+    hash_written(|out| state.write_to(out))
 }
 
 #[cfg(test)]

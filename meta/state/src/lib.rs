@@ -25,4 +25,4 @@ pub use entry::{Entry, EntryError};
 pub use invariant::{Invariant, Violation};
 pub use requests::{RequestId, RequestRefusal};
 pub use shard::Shard;
-pub use snapshot::{SNAPSHOT_SINCE, SNAPSHOT_VERSION, SnapshotError, StateHash};
+pub use snapshot::{SNAPSHOT_SINCE, SNAPSHOT_VERSION, SnapshotError, StateHash, hash_written};

@@ -133,6 +133,14 @@ pub(crate) fn decode_from<T: DeserializeOwned>(machine: Machine, input: impl io:
 
 /// SHA-256 over the canonical bytes of `state`.
 pub(crate) fn hash<T: Serialize>(machine: Machine, state: &T) -> StateHash {
+    hash_written(|out| encode_to(machine, state, out)).expect("hashing does not fail")
+}
+
+/// SHA-256 over what `write` writes.
+///
+/// # Errors
+/// Those of `write`.
+pub fn hash_written(write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>) -> io::Result<StateHash> {
     struct Hashing(Sha256);
     impl io::Write for Hashing {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -144,8 +152,8 @@ pub(crate) fn hash<T: Serialize>(machine: Machine, state: &T) -> StateHash {
         }
     }
     let mut hashing = Hashing(Sha256::new());
-    encode_to(machine, state, &mut hashing).expect("hashing does not fail");
-    hashing.0.finalize().into()
+    write(&mut hashing)?;
+    Ok(hashing.0.finalize().into())
 }
 
 /// Where postcard writes to; keeps the error that postcard has no place for.
