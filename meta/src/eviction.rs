@@ -7,7 +7,7 @@
 //!
 //! Nothing goes as long as memory comes without that: what is lent to nobody, or what other shards have empty or can make empty by moving values
 //! ([`lending::awaited`]). It is waited for, but not for ever: a shard that does not give what it could must not keep another from going on.
-//! And nothing goes for room ahead of need in a shard that nobody writes to, if there are others.
+//! And nothing goes for room ahead of need in a shard that nobody writes to, if there are others; nor within a quota that was not used up lately.
 //!
 //! Giving a descriptor with a lease is use, by Resolve or Pin. Existence probes, lists and `stale` reads are none.
 //!
@@ -25,11 +25,11 @@ use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{
     Shard,
     lending::Coming,
-    shard::{Lack, Marks, ShardCommand, ShardOutcome, ValuePlace, Victim},
+    shard::{Lack, Marks, Need, ShardCommand, ShardOutcome, ValuePlace, Victim},
 };
 use quarry_raft::Term;
 use quarry_wire::{
-    ids::{GrantId, NodeId, Ordinal},
+    ids::{GrantId, NamespaceId, NodeId, Ordinal},
     limits::{COMMAND_BYTES_MAX, LEASE_MAX, QUARANTINE},
     units::{LogTime, SlotSize},
 };
@@ -62,7 +62,8 @@ const LATELY: Duration = Duration::from_secs(2 * LEASE_MAX.as_secs());
 /// Bytes of slots that are moved before slabs go, and how long that may take.
 const MOVED_FIRST_BYTES: u64 = 4 << 20;
 const MOVED_FIRST_WITHIN: Duration = Duration::from_secs(1);
-/// How long after somebody found no place for a slot room is kept in pieces of its size.
+/// How long after somebody found no place for a slot room is kept in pieces of its size; and how long after a namespace had used up its quota some
+/// of that is kept free.
 const WANTED_FOR: Duration = Duration::from_secs(60);
 /// How long an extent of another shard is waited for that is empty, or will be once it has rested.
 const LOOSE_WITHIN: Duration = Duration::from_secs(15);
@@ -155,6 +156,31 @@ impl Waits {
     }
 }
 
+/// What somebody lacked lately, and until when that counts.
+#[derive(Default)]
+struct Lately {
+    /// The largest slot that found no place.
+    wanted: Option<(SlotSize, Instant)>,
+    /// Namespaces that had used up their quota.
+    pressed: BTreeMap<NamespaceId, Instant>,
+}
+
+impl Lately {
+    fn note(&mut self, state: &Shard, lacks: &BTreeSet<Lack>, now: Instant) {
+        let until = now + WANTED_FOR;
+        self.wanted = self.wanted.filter(|(_, until)| now < *until);
+        self.pressed.retain(|_, until| now < *until);
+        for lack in lacks {
+            if state.lacks_quota(*lack).is_some() {
+                self.pressed.insert(lack.namespace, until);
+            } else {
+                let largest = self.wanted.map_or(lack.slot_size, |(wanted, _)| wanted.max(lack.slot_size));
+                self.wanted = Some((largest, until));
+            }
+        }
+    }
+}
+
 /// The term in which this node leads, and when it began to.
 #[derive(Clone, Copy)]
 struct Office {
@@ -168,7 +194,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
     let mut watch = shard.hosted.watch();
     let mut office: Option<Office> = None;
     let mut tidy_at = Instant::now() + TIDY;
-    let mut wanted: Option<(SlotSize, Instant)> = None;
+    let mut lately = Lately::default();
     let mut waits = Waits::default();
     loop {
         tokio::select! {
@@ -185,13 +211,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
         let since = office.filter(|office| office.term == term).map_or(now, |office| office.since);
         office = Some(Office { term, since });
         let lacks = mem::take(&mut *shard.eviction.lacks.lock());
-        wanted = wanted.filter(|(_, until)| Instant::now() < *until);
-        if let Some(size) = lacks.iter().map(|lack| lack.slot_size).max() {
-            let largest = wanted.map_or(size, |(wanted, _)| wanted.max(size));
-            wanted = Some((largest, Instant::now() + WANTED_FOR));
-        }
-        let size = wanted.map(|(size, _)| size);
-        let looked = make_room(&core, shard, &lacks, size, since, &mut waits).await;
+        let looked = make_room(&core, shard, &lacks, &mut lately, since, &mut waits).await;
         if tidy_at <= Instant::now() {
             shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
             tidy_at = Instant::now() + TIDY;
@@ -205,7 +225,7 @@ async fn make_room(
     core: &Core,
     shard: &HostedShard,
     lacks: &BTreeSet<Lack>,
-    wanted: Option<SlotSize>,
+    lately: &mut Lately,
     since: LogTime,
     waits: &mut Waits,
 ) -> Duration {
@@ -213,8 +233,12 @@ async fn make_room(
     let began = Instant::now();
     // It may walk over all slots: entries do not wait for that.
     let state: Shard = shard.hosted.frozen();
-    let look =
-        |coming: &BTreeMap<NodeId, u64>| victims(&state, &shard.eviction.uses, marks, lacks, wanted, coming, since);
+    lately.note(&state, lacks, began);
+    let wanted = lately.wanted.map(|(size, _)| size);
+    let pressed = lately.pressed.keys().copied().collect();
+    let look = |coming: &BTreeMap<NodeId, u64>| {
+        victims(&state, &shard.eviction.uses, Need { marks, lacks, wanted, pressed: &pressed, coming }, since)
+    };
     let mut victims = look(&lendable);
     if victims.is_empty() {
         waits.end(began);
@@ -298,22 +322,14 @@ fn leased_lately(state: &Shard, values: &Recent, victims: &[Victim], now: LogTim
 }
 
 /// The slabs that are to go, least recently used first.
-fn victims(
-    state: &Shard,
-    uses: &Uses,
-    marks: Marks,
-    lacks: &BTreeSet<Lack>,
-    wanted: Option<SlotSize>,
-    coming: &BTreeMap<NodeId, u64>,
-    since: LogTime,
-) -> Vec<Victim> {
-    if marks.low == 0 {
+fn victims(state: &Shard, uses: &Uses, need: Need<'_>, since: LogTime) -> Vec<Victim> {
+    if need.marks.low == 0 {
         return Vec::new();
     }
     // A lone shard keeps its room for the next writer: nobody else could use it meanwhile.
-    let needs_room = state.is_written() || wanted.is_some() || state.settings().shards == 1;
-    let marks = if needs_room { marks } else { Marks { low: 0, high: 0 } };
-    state.victims(marks, lacks, wanted, coming, |slab| uses.last(slab).max(since))
+    let needs_room = state.is_written() || need.wanted.is_some() || state.settings().shards == 1;
+    let marks = if needs_room { need.marks } else { Marks { low: 0, high: 0 } };
+    state.victims(Need { marks, ..need }, |slab| uses.last(slab).max(since))
 }
 
 /// Cut so that no command is large nor takes long to apply.

@@ -61,6 +61,9 @@ pub(crate) const fn overtaken(refusal: &GrantRefusal) -> bool {
 /// The resource that is lacking when data nodes have no room, before the details.
 const MEMORY: &str = "memory of data nodes";
 
+/// The resource that is lacking when a namespace may have no more, before the details.
+const QUOTA: &str = "quota of namespace";
+
 /// Whether more memory in the shard would help: not if a quota is used up.
 pub(crate) fn lacks_memory(refusal: &Refusal) -> bool {
     match refusal {
@@ -68,6 +71,11 @@ pub(crate) fn lacks_memory(refusal: &Refusal) -> bool {
         Refusal::TooFewNodes(_) => true,
         _ => false,
     }
+}
+
+/// Whether a quota is used up that values of the namespace itself will make room in.
+pub(crate) fn lacks_quota(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::NoSpace(lack) if lack.resource.starts_with(QUOTA) && !lack.terminal)
 }
 
 /// The refusal in the words of the protocol; `state` knows the names.
@@ -134,7 +142,7 @@ fn quota(wanted: &GrantRequest, state: &Shard, limit: u64, used: u64, asked: u64
     let whole = total.map_or_else(String::new, |total| format!(", an even share of {total}"));
     let slot = wanted.slot_size.0;
     let mut text = format!(
-        "quota of namespace {name} (it allows {limit} bytes in {}{whole}; {used} are in use; a value of this size takes {} in {copies} copies of {slot}",
+        "{QUOTA} {name} (it allows {limit} bytes in {}{whole}; {used} are in use; a value of this size takes {} in {copies} copies of {slot}",
         state.id(),
         u64::from(slot) * u64::from(copies),
     );

@@ -35,6 +35,8 @@ use tonic::{Request, Response, Status};
 const DELETE_PART_BYTES: usize = COMMAND_BYTES_MAX / 2;
 /// Most bytes around a key in a delete command.
 const DELETE_KEY_OVERHEAD: usize = 48;
+/// How long a grant waits for values of its namespace to make room in a quota that is used up.
+const QUOTA_WITHIN: Duration = Duration::from_secs(1);
 
 #[tonic::async_trait]
 impl Control for Service {
@@ -236,15 +238,25 @@ async fn plan_grant(
     unreachable: &[u64],
     deadline: Instant,
 ) -> Result<(Grant, u64), Refusal> {
+    let lack = Lack { namespace: wanted.namespace, slot_size: wanted.slot_size };
+    let quota_by = deadline.min(Instant::now() + QUOTA_WITHIN);
     loop {
         let bounds = core.bounds(shard, unreachable);
         let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), bounds: bounds.clone() };
         let done = match shard.hosted.plan(wish, deadline).await {
-            Err(lack) if grants::lacks_memory(&lack) => {
+            Err(refusal) if grants::lacks_quota(&refusal) => {
+                shard.eviction.lacks(lack);
+                let has_room = shard.hosted.wait_for(quota_by, |state| state.lacks_quota(lack).is_none()).await;
+                if has_room && Instant::now() < quota_by {
+                    continue;
+                }
+                return Err(refusal);
+            }
+            Err(refusal) if grants::lacks_memory(&refusal) => {
                 if lent_more(core, shard, wanted, &bounds, deadline).await? {
                     continue;
                 }
-                return Err(match lack {
+                return Err(match refusal {
                     Refusal::NoSpace(lack) => Refusal::NoSpace(not_final_yet(core, shard, wanted, &bounds.avoid, lack)),
                     other => other,
                 });

@@ -116,14 +116,24 @@ async fn a_namespace_at_its_quota_makes_room_by_itself_and_touches_no_other() {
         new.extend(filled(&cluster, &node, &writer, &format!("new-{number}"), 2 * PER_EXTENT).await);
     }
     assert_eq!(new.len(), 7 * PER_EXTENT as usize, "each an eighth of the quota");
-    let Err(Refusal::NoSpace(refused)) = ask_for(&cluster, &writer, SLOT).await else { panic!("the quota is used up") };
-    assert!(refused.resource.starts_with("quota of namespace small (") && !refused.terminal, "{refused:?}");
+    assert_eq!(present(&cluster, &writer, &old).await, vec![true; old.len()], "the whole quota may be used");
+    // Whoever finds it used up waits until there is room: three sixteenths of it, two slabs.
+    let mut more = filled(&cluster, &node, &writer, "more", PER_EXTENT).await;
     gone(&cluster, &writer, &old).await;
-    assert_eq!(present(&cluster, &writer, &new).await, vec![true; new.len()]);
+    gone(&cluster, &writer, &new[..PER_EXTENT as usize]).await;
+    assert_eq!(
+        present(&cluster, &writer, &new[PER_EXTENT as usize..]).await,
+        vec![true; new.len() - PER_EXTENT as usize]
+    );
+    // From then on some is kept free, and nobody is refused.
+    for number in 0..16 {
+        more = filled(&cluster, &node, &writer, &format!("more-{number}"), PER_EXTENT).await;
+    }
+    assert_eq!(present(&cluster, &writer, &more).await, vec![true; more.len()]);
+    gone(&cluster, &writer, &new).await;
     assert_eq!(present(&cluster, &other, &others).await, vec![true; others.len()]);
-    ask_for(&cluster, &writer, SLOT).await.unwrap();
     let Err(Refusal::NoSpace(refused)) = ask_for(&cluster, &writer, 16 * PER_EXTENT * SLOT).await else {
         panic!("no eviction makes room for more than the quota")
     };
-    assert!(refused.terminal, "{refused:?}");
+    assert!(refused.resource.starts_with("quota of namespace small (") && refused.terminal, "{refused:?}");
 }

@@ -86,7 +86,7 @@ use std::{
     io,
     time::Duration,
 };
-pub use victims::{Lack, Marks, Room, Victim};
+pub use victims::{Lack, Marks, Need, Room, Victim};
 use warm::Warm;
 
 /// What a shard is made with; part of its state, so equal on all replicas.

@@ -19,13 +19,14 @@ use quarry_wire::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A namespace at its quota loses this part of it at a time, if it is more than what is asked for.
-const QUOTA_STEP: u64 = 16;
+/// No more than this of a quota is kept free ahead, in bytes: a large namespace does not lose an eighth of its values for that.
+const QUOTA_AHEAD_MAX: u64 = 1 << 30;
 
 /// Room for so many slots of the size that was lacking is kept ahead, if the marks ask for no less: pieces cost more than room.
 const PIECES_AHEAD: u64 = 16;
 
-/// When eviction begins on a node and when it is enough, in thousandths of the bytes that the node lends to the shard.
+/// When eviction begins on a node and when it is enough, in thousandths of the bytes that the node lends to the shard; the same of what a quota
+/// allows in the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
     /// Below this much free or resting memory it begins.
@@ -48,6 +49,23 @@ pub struct Lack {
     pub namespace: NamespaceId,
     /// Of one slot of this size.
     pub slot_size: SlotSize,
+}
+
+/// What victims are chosen for.
+#[derive(Clone, Copy, Debug)]
+pub struct Need<'a> {
+    /// When room is made ahead, and how much.
+    pub marks: Marks,
+    /// Who found no room just now.
+    pub lacks: &'a BTreeSet<Lack>,
+    /// The largest slot that somebody found no place for lately. Then some room in pieces that hold such slots is kept as well: what is free in
+    /// smaller ones would keep a node above its mark that has no place for them.
+    pub wanted: Option<SlotSize>,
+    /// Namespaces that had used up their quota lately: some of it is kept free ahead. Others lose nothing before they reach theirs.
+    pub pressed: &'a BTreeSet<NamespaceId>,
+    /// Nodes where the shard will have more without anything going, and the bytes of the largest extent that comes: what is lent to nobody, and
+    /// what others give ([`crate::lending::coming`]). Nothing goes there, as far as that is large enough.
+    pub coming: &'a BTreeMap<NodeId, u64>,
 }
 
 /// What one node has for a shard.
@@ -128,21 +146,9 @@ impl Shard {
 
     /// The slabs that should go, in this order; none if there is room enough. `leased`: when a descriptor of a slab was last given with a
     /// lease, as far as the leader knows. Walks over all slabs unless there is room enough.
-    ///
-    /// `wanted`: the largest slot that somebody found no place for lately. Then some room in pieces that hold such slots is kept as well: what is
-    /// free in smaller ones would keep a node above its mark that has no place for them.
-    ///
-    /// `coming`: nodes where the shard will have more without anything going, and the bytes of the largest extent that comes: what is lent to
-    /// nobody, and what others give ([`crate::lending::coming`]). Nothing goes there, as far as that is large enough.
     #[must_use]
-    pub fn victims(
-        &self,
-        marks: Marks,
-        lacks: &BTreeSet<Lack>,
-        wanted: Option<SlotSize>,
-        coming: &BTreeMap<NodeId, u64>,
-        leased: impl Fn(Ordinal) -> LogTime,
-    ) -> Vec<Victim> {
+    pub fn victims(&self, need: Need<'_>, leased: impl Fn(Ordinal) -> LogTime) -> Vec<Victim> {
+        let Need { marks, lacks, wanted, pressed, coming } = need;
         let mut rooms = self.room();
         if let Some(wanted) = wanted {
             self.in_pieces_of(wanted, &mut rooms);
@@ -155,13 +161,21 @@ impl Shard {
         let is_kept_roomy = |node: &NodeId| !coming.contains_key(node) && !self.drained.contains(node);
         let low = rooms.iter().filter(|(node, room)| is_short(room, marks.low) && is_kept_roomy(node));
         let mut short: BTreeSet<NodeId> = low.map(|(node, _)| *node).collect();
-        if short.is_empty() && lacks.is_empty() {
+        let is_near =
+            |namespace: &&NamespaceId| self.quota_left(**namespace, marks.low).is_some_and(|(left, low)| left < low);
+        let near_quota: Vec<NamespaceId> = pressed.iter().filter(is_near).copied().collect();
+        if short.is_empty() && lacks.is_empty() && near_quota.is_empty() {
             return Vec::new();
         }
         let candidates = self.candidates(leased);
         let mut chosen = BTreeSet::new();
+        for namespace in near_quota {
+            self.within_quota(namespace, marks, 0, &candidates, &mut chosen);
+        }
         for lack in lacks {
-            self.within_quota(*lack, &candidates, &mut chosen);
+            if let Some(one) = self.lacks_quota(*lack) {
+                self.within_quota(lack.namespace, marks, one, &candidates, &mut chosen);
+            }
             self.in_one_piece(*lack, &candidates, coming, &mut chosen);
         }
         let give = |rooms: &mut BTreeMap<NodeId, Room>, candidate: &Candidate<'_>| {
@@ -264,23 +278,41 @@ impl Shard {
         candidates
     }
 
-    /// A namespace at its quota loses slabs of its own.
-    fn within_quota(&self, lack: Lack, candidates: &[Candidate<'_>], chosen: &mut BTreeSet<Ordinal>) {
-        let Some((limit, copies)) = self.quota_of(lack.namespace) else { return };
+    /// The bytes that one value of this size takes of the namespace's quota, if they are more than is left of it in this shard.
+    #[must_use]
+    pub fn lacks_quota(&self, lack: Lack) -> Option<u64> {
+        let (_, copies) = self.quota_of(lack.namespace)?;
         let one = u64::from(lack.slot_size.0) * u64::from(copies);
-        let own = || candidates.iter().filter(|candidate| candidate.slab.grant.namespace == lack.namespace);
+        self.admit_quota(lack.namespace, one, 0).is_err().then_some(one)
+    }
+
+    /// What is left of a namespace's quota in this shard, and what `mark` asks for of it; none if it has no quota.
+    fn quota_left(&self, namespace: NamespaceId, mark: u16) -> Option<(u64, u64)> {
+        let (limit, _) = self.quota_of(namespace)?;
+        let used = self.used.get(&namespace).copied().unwrap_or(0);
+        let marked = u128::from(limit) * u128::from(mark) / 1000;
+        Some((limit.saturating_sub(used), u64::try_from(marked).unwrap_or(u64::MAX).min(QUOTA_AHEAD_MAX)))
+    }
+
+    /// A namespace near its quota loses slabs of its own until `one` is left of it, and what the high mark asks for.
+    fn within_quota(
+        &self,
+        namespace: NamespaceId,
+        marks: Marks,
+        one: u64,
+        candidates: &[Candidate<'_>],
+        chosen: &mut BTreeSet<Ordinal>,
+    ) {
+        let Some((left, high)) = self.quota_left(namespace, marks.high) else { return };
+        let own = || candidates.iter().filter(|candidate| candidate.slab.grant.namespace == namespace);
         let going: u64 = own().filter(|candidate| chosen.contains(&candidate.id)).map(Candidate::total).sum();
-        let mut used = self.used.get(&lack.namespace).copied().unwrap_or(0).saturating_sub(going);
-        if used.saturating_add(one) <= limit {
-            return;
-        }
-        let enough = limit.saturating_sub(one.max(limit / QUOTA_STEP));
+        let mut left = left.saturating_add(going);
         for candidate in own() {
-            if used <= enough {
+            if left >= one.max(high) {
                 break;
             }
             if chosen.insert(candidate.id) {
-                used = used.saturating_sub(candidate.total());
+                left = left.saturating_add(candidate.total());
             }
         }
     }

@@ -4,13 +4,13 @@ use crate::bench::{Bench, EXTENTS, GEN, META, REGION_BYTES, SLOT, SPACE, TTL, at
 use quarry_meta_state::{
     directory::{FeedChange, Labels, Policy, Standing},
     shard::{
-        CommitRefusal, Committed, EvictRefusal, Evicted, GrantRefusal, GrantRequest, Lack, Marks, Mode, ShardCommand,
-        ShardOutcome, Victim,
+        CommitRefusal, Committed, EvictRefusal, Evicted, GrantRefusal, GrantRequest, Lack, Marks, Mode, Need,
+        ShardCommand, ShardOutcome, Victim,
     },
 };
 use quarry_wire::{
     grant::{Class, Grant},
-    ids::{GrantId, NodeId, Ordinal},
+    ids::{GrantId, NamespaceId, NodeId, Ordinal},
     limits::QUARANTINE,
     units::{LogTime, SlotCount, SlotSize, millis},
 };
@@ -46,7 +46,8 @@ fn fill(bench: &mut Bench, grant: &Grant, name: &str) {
 
 fn victims(bench: &Bench, lacks: &BTreeSet<Lack>, leased: &BTreeMap<Ordinal, u64>) -> Vec<Victim> {
     let last = |slab| LogTime(leased.get(&slab).copied().unwrap_or(0));
-    bench.shard.victims(MARKS, lacks, None, &BTreeMap::new(), last)
+    let need = Need { marks: MARKS, lacks, wanted: None, pressed: &BTreeSet::new(), coming: &BTreeMap::new() };
+    bench.shard.victims(need, last)
 }
 
 #[test]
@@ -242,11 +243,29 @@ fn a_cache_namespace_at_its_quota_makes_room_by_its_own_oldest_slabs() {
     assert_eq!(victims(&bench, &NO_LACK, &BTreeMap::new()), [], "there is memory enough");
     let lacks = BTreeSet::from([Lack { namespace: SPACE, slot_size: SlotSize(SLOT) }]);
     let leased = BTreeMap::from([(slabs[0].id.sequence, bench.at + 1)]);
-    let chosen = victims(&bench, &lacks, &leased);
-    assert_eq!(chosen.iter().map(|victim| victim.grant).collect::<Vec<_>>(), [slabs[1].id]);
-    evict(&mut bench, &[slabs[1].id]).remove(0).unwrap();
+    let ids = |victims: Vec<Victim>| victims.into_iter().map(|victim| victim.grant).collect::<Vec<_>>();
+    // Twelve slots are three sixteenths, the high mark.
+    assert_eq!(ids(victims(&bench, &lacks, &leased)), [slabs[1].id, slabs[2].id]);
+    evict(&mut bench, &[slabs[1].id, slabs[2].id]).into_iter().for_each(|outcome| assert!(outcome.is_ok()));
     assert_eq!(victims(&bench, &lacks, &leased), []);
     assert_eq!(bench.grant(4).slots, SlotCount(4), "the quota counts no memory that rests");
+    bench.drain();
+}
+
+#[test]
+fn a_namespace_that_had_used_up_its_quota_lately_keeps_some_of_it_free_and_others_lose_nothing() {
+    let quota = 64 * u64::from(SLOT);
+    let mut bench = Bench::with(2, Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 1) }, 1);
+    let slabs: Vec<Grant> = (0..7).map(|number| filled(&mut bench, &format!("{number}-"), 8)).collect();
+    let ahead = |bench: &Bench, pressed: &[NamespaceId]| {
+        let (pressed, coming) = (pressed.iter().copied().collect(), BTreeMap::new());
+        let need = Need { marks: MARKS, lacks: &NO_LACK, wanted: None, pressed: &pressed, coming: &coming };
+        bench.shard.victims(need, |_| LogTime(0)).into_iter().map(|victim| victim.grant).collect::<Vec<_>>()
+    };
+    assert_eq!(ahead(&bench, &[SPACE]), [], "an eighth is left: the low mark");
+    filled(&mut bench, "more", 1);
+    assert_eq!(ahead(&bench, &[]), [], "who has not used it up may");
+    assert_eq!(ahead(&bench, &[SPACE, NamespaceId(99)]), [slabs[0].id], "seven are left, and it takes eight");
     bench.drain();
 }
 
@@ -403,12 +422,13 @@ fn room_in_pieces_that_hold_no_slot_of_the_wanted_size_is_no_room() {
         grants += 1;
     }
     let none = BTreeMap::new();
-    let all = |wanted| bench.shard.victims(MARKS, &BTreeSet::new(), wanted, &none, |_| LogTime(0));
+    let need = Need { marks: MARKS, lacks: &NO_LACK, wanted: None, pressed: &BTreeSet::new(), coming: &none };
+    let all = |wanted| bench.shard.victims(Need { wanted, ..need }, |_| LogTime(0));
     assert_eq!(all(None), [], "a quarter of all is free");
     assert_eq!(all(Some(SlotSize(64))), [], "and holds small slots");
     let victims = all(Some(size));
     let lendable = BTreeMap::from([(NodeId(1), 1)]);
-    let evicted = bench.shard.victims(MARKS, &BTreeSet::new(), Some(size), &lendable, |_| LogTime(0));
+    let evicted = bench.shard.victims(Need { wanted: Some(size), coming: &lendable, ..need }, |_| LogTime(0));
     assert_eq!(evicted, [], "more memory is to be had: nothing need go");
     let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
     let lent = REGION_BYTES;

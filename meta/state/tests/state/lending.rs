@@ -9,7 +9,7 @@ use quarry_meta_state::{
     directory::{DirectoryCommand, DirectoryOutcome, Policy},
     lending::{Coming, Giving, Held, Holdings, ahead, coming, giving, ledger, turn},
     shard::{
-        CommitEntry, DeleteKey, GrantRefusal, GrantRequest, Lack, Marks, Mode, PlannedMove, Publish, Settings,
+        CommitEntry, DeleteKey, GrantRefusal, GrantRequest, Lack, Marks, Mode, Need, PlannedMove, Publish, Settings,
         ShardCommand, ShardOutcome, Sought, Victim, plan::Bounds,
     },
 };
@@ -223,7 +223,8 @@ impl Lenders {
             }
         }
         let marks = if shard.is_written() { Marks::default() } else { Marks { low: 0, high: 0 } };
-        shard.victims(marks, lacks, None, &comes, |_| LogTime(0))
+        let need = Need { marks, lacks, wanted: None, pressed: &BTreeSet::new(), coming: &comes };
+        shard.victims(need, |_| LogTime(0))
     }
     fn fill(&mut self, index: usize, grant: &Grant) {
         let shards = u32::try_from(self.shards.len()).unwrap();

@@ -8,7 +8,7 @@ use quarry_meta_state::{
     directory::{FeedChange, Policy},
     shard::{
         Attested, BatchRef, CheckedCopy, CommitEntry, Covers, DeleteKey, GrantRequest, Lack, Marks, Mode, MoveRequest,
-        PinRequest, Proposed, Publish, Resigned, ShardCommand, ShardOutcome, Sought, Sparse, ValuePlace,
+        Need, PinRequest, Proposed, Publish, Resigned, ShardCommand, ShardOutcome, Sought, Sparse, ValuePlace,
     },
 };
 use quarry_wire::{
@@ -427,13 +427,14 @@ impl History {
                 let mut sure = 0;
                 if chosen {
                     let lacks = BTreeSet::from([Lack { namespace: SPACE, slot_size: SlotSize(4 * SLOT) }]);
-                    let proposed = self.bench.shard.victims(
-                        Marks { low: 900, high: 950 },
-                        &lacks,
-                        Some(SlotSize(4 * SLOT)),
-                        &BTreeMap::new(),
-                        |_| LogTime(0),
-                    );
+                    let need = Need {
+                        marks: Marks { low: 900, high: 950 },
+                        lacks: &lacks,
+                        wanted: Some(SlotSize(4 * SLOT)),
+                        pressed: &BTreeSet::from([SPACE]),
+                        coming: &BTreeMap::new(),
+                    };
+                    let proposed = self.bench.shard.victims(need, |_| LogTime(0));
                     sure = proposed.len();
                     victims.splice(0..0, proposed.into_iter().map(|victim| victim.grant));
                 }
