@@ -26,7 +26,7 @@ use quarry_proto::{
     telemetry::Telemetry,
     v1::{admin_server::AdminServer, control_server::ControlServer, registry_server::RegistryServer},
 };
-use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId, Span};
+use quarry_raft::{GroupId, Host, HostConfig, ProvedPeer, RaftNodeId, StateVersions};
 use quarry_trust::{Caller, Expect};
 use quarry_wire::{
     certificate,
@@ -93,7 +93,8 @@ impl MetaNode {
             snapshot_after_entries: config.snapshot_after_entries,
             entries_kept: config.entries_kept,
             propose_deadline: config.call_deadline,
-            state_versions: Span::only(SNAPSHOT_VERSION.into()),
+            // Not the older ones that are read from disk: a build that wrote those applies some commands in other ways.
+            state_versions: StateVersions::only(SNAPSHOT_VERSION.into()),
             ..HostConfig::new(RaftNodeId(node.0), raft_dir)
         })
         .await?;

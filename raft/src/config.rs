@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::error::RaftError;
 use crate::ids::RaftNodeId;
-use crate::versions::Span;
+use crate::versions::StateVersions;
 
 /// How often a leader says that it is there, and how long the others wait before they elect another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +76,9 @@ pub struct HostConfig {
     pub propose_deadline: Duration,
     /// Memory that the log database may use for its cache, in bytes.
     pub log_cache_bytes: u64,
-    /// The versions of states and entries that this build's machines read and write; nodes that have none in common refuse each other.
-    pub state_versions: Span,
+    /// The versions of states and entries that this build's machines read, and the one of the commands that it proposes; nodes of which one
+    /// does not read what the other proposes refuse each other.
+    pub state_versions: StateVersions,
     /// How the log is made durable.
     pub disk: Arc<dyn DiskSync>,
     /// How other nodes are reached.
@@ -95,7 +96,7 @@ impl HostConfig {
             entries_kept: 1_000,
             propose_deadline: Duration::from_secs(10),
             log_cache_bytes: 64 << 20,
-            state_versions: Span::only(1),
+            state_versions: StateVersions::only(1),
             disk: Arc::new(Fdatasync),
             connect: Arc::new(|_, endpoint| Box::pin(async move { endpoint.connect().await })),
         }
@@ -108,6 +109,10 @@ impl HostConfig {
             return settings(format!(
                 "need 1ms <= heartbeat < election_min < election_max, found {heartbeat:?}, {election_min:?}, {election_max:?}"
             ));
+        }
+        let StateVersions { reads, proposes } = self.state_versions;
+        if !reads.has(proposes) {
+            return settings(format!("a node reads what it proposes: version {proposes} is none of {reads}"));
         }
         if self.snapshot_after_entries == 0 {
             return settings("snapshot_after_entries must be at least 1, found 0".to_owned());

@@ -45,4 +45,4 @@ pub use metrics::describe_metrics;
 pub use offline::{FoundEntry, FoundGroup, FoundKind, FoundVote, Offline, Place, Seed, found};
 pub use status::{GroupStatus, Member, Role};
 pub use transport::service::{ProvedPeer, RaftService};
-pub use versions::Span;
+pub use versions::{Span, StateVersions};

@@ -1,7 +1,9 @@
 //! Which versions two builds have in common: of what they say to each other, and of the states and entries that they keep.
 //!
-//! Each side names a span, `[since, until)`. Of two builds whose spans overlap each may call the other, and they use the newest version that both
-//! know; so the nodes of a cluster are replaced one by one as long as every build knows the version before its own.
+//! Each side names a span, `[since, until)`. What is *said* is said to one peer: of two builds whose spans overlap each may call the other, and
+//! they use the newest version that both know. What is *kept* is the same bytes for every replica, whoever reads them later: so a build proposes
+//! in one version, and two builds call each other only if each reads what the other proposes. A new version of states and entries takes two
+//! builds: one that reads it and proposes the older one, and then one that proposes it.
 
 use std::fmt;
 
@@ -21,11 +23,34 @@ impl Span {
         Self { since: version, until: version.saturating_add(1) }
     }
 
+    /// Whether this version is in it.
+    #[must_use]
+    pub const fn has(self, version: u32) -> bool {
+        self.since <= version && version < self.until
+    }
+
     /// The newest version that is in both.
     #[must_use]
     pub fn common(self, other: Self) -> Option<u32> {
         let (since, until) = (self.since.max(other.since), self.until.min(other.until));
         (since < until).then(|| until - 1)
+    }
+}
+
+/// What a build does with states and entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateVersions {
+    /// Those that it reads, and applies as whoever proposed them.
+    pub reads: Span,
+    /// The version of the commands that it proposes, one of those that it reads.
+    pub proposes: u32,
+}
+
+impl StateVersions {
+    /// One version alone.
+    #[must_use]
+    pub const fn only(version: u32) -> Self {
+        Self { reads: Span::only(version), proposes: version }
     }
 }
 

@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write as _};
 
 const MAGIC: [u8; 4] = *b"QRYS";
-/// Storage version of the snapshots that this build writes and reads, and of the commands in entries: raised with either. Meta nodes tell it
-/// each other before they send any.
+/// Storage version of the snapshots that this build writes and reads, and of the commands that it proposes: raised with either. Meta nodes tell
+/// it each other before they send any. How the next one comes about is in `docs/storage.md`.
 pub const SNAPSHOT_VERSION: u16 = 6;
-/// The oldest that it reads: the same layout, but some commands did other things.
+/// The oldest that it reads from its own disk: the same layout, but some commands did other things, so it is not replicated with builds that
+/// propose it.
 pub const SNAPSHOT_SINCE: u16 = 5;
 /// SHA-256 over the canonical bytes of a state.
 pub type StateHash = [u8; 32];

@@ -20,7 +20,7 @@ use crate::config::Connect;
 use crate::generation::FIRST;
 use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
-use crate::versions::Span;
+use crate::versions::{Span, StateVersions};
 
 /// How long dialling and saying hello may take.
 const HELLO_DEADLINE: Duration = Duration::from_secs(3);
@@ -96,7 +96,7 @@ impl Link {
 pub(crate) struct Links {
     node: RaftNodeId,
     generation: Arc<Generation>,
-    state: Span,
+    state: StateVersions,
     connect: Connect,
     links: Mutex<HashMap<RaftNodeId, Link>>,
     closed: watch::Sender<bool>,
@@ -108,7 +108,12 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn new(node: RaftNodeId, connect: Connect, generation: Arc<Generation>, state: Span) -> Arc<Self> {
+    pub(crate) fn new(
+        node: RaftNodeId,
+        connect: Connect,
+        generation: Arc<Generation>,
+        state: StateVersions,
+    ) -> Arc<Self> {
         Arc::new(Self {
             node,
             generation,
@@ -127,7 +132,7 @@ impl Links {
         Arc::new(Self {
             node: own.node,
             generation: Generation::of_memory(FIRST),
-            state: Span::only(1),
+            state: StateVersions::only(1),
             connect,
             links: Mutex::new(HashMap::new()),
             closed: watch::Sender::new(false),
@@ -143,16 +148,6 @@ impl Links {
 
     pub(crate) fn node(&self) -> RaftNodeId {
         self.node
-    }
-
-    /// The generation that this node's groups are in.
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation.get()
-    }
-
-    /// The versions of states and entries that this build knows.
-    pub(crate) fn state(&self) -> Span {
-        self.state
     }
 
     /// Peers that said lately that they want no leadership.
@@ -200,6 +195,20 @@ impl Links {
         link
     }
 
+    /// What the start of a snapshot says of this node to a peer.
+    pub(crate) fn snapshot_start(&self, peer: RaftNodeId) -> pb::SnapshotStart {
+        pb::SnapshotStart {
+            protocol: PROTOCOL.until - 1,
+            protocol_since: PROTOCOL.since,
+            state: Some(self.state.reads.into()),
+            state_proposed: self.state.proposes,
+            from: self.node.0,
+            to: peer.0,
+            generation: self.generation.get(),
+            ..Default::default()
+        }
+    }
+
     /// A connection of its own to a peer.
     pub(crate) async fn dial(&self, peer: RaftNodeId, addr: &str) -> Result<PeerClient<Channel>, transport::Error> {
         let channel = (self.connect)(peer, endpoint(addr)?).await?;
@@ -235,7 +244,7 @@ fn endpoint(addr: &str) -> Result<transport::Endpoint, transport::Error> {
 struct Driver {
     node: RaftNodeId,
     generation: Arc<Generation>,
-    state: Span,
+    state: StateVersions,
     peer: RaftNodeId,
     addr: String,
     connect: Connect,
@@ -290,7 +299,8 @@ impl Driver {
         let hello = pb::Hello {
             protocol: PROTOCOL.until - 1,
             protocol_since: PROTOCOL.since,
-            state: Some(self.state.into()),
+            state: Some(self.state.reads.into()),
+            state_proposed: self.state.proposes,
             from: self.node.0,
             to: self.peer.0,
             generation: self.generation.get(),
@@ -397,5 +407,50 @@ pub(crate) fn settle(waiting: &mut BTreeMap<u64, Waiting>, message: pb::FromPeer
         };
         // A caller whose deadline passed is gone.
         drop(caller.send(result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::transport::server::TcpIncoming;
+
+    use super::super::service::{PeerService, Ports, RaftService};
+    use super::*;
+    use crate::config::HostConfig;
+
+    /// What a node of build `ours` hears from one of build `theirs` that it calls: by a link, and before it would send a snapshot.
+    async fn called(ours: StateVersions, theirs: StateVersions) -> [String; 2] {
+        let ports = Ports::new(RaftNodeId(2), Generation::of_memory(1), theirs);
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let addr = incoming.local_addr().unwrap().to_string();
+        let service = RaftService::new(PeerService::new(ports));
+        let server = tokio::spawn(transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+        let connect = HostConfig::new(RaftNodeId(1), "").connect;
+        let links = Links::new(RaftNodeId(1), connect, Generation::of_memory(1), ours);
+        let link = links.to(RaftNodeId(2), &addr);
+        let call = link.call(GroupId(7), pb::Kind::Append, Bytes::new(), HELLO_DEADLINE);
+        let Err(LinkError::Refused(said)) = call.await else { panic!("the group is not hosted there") };
+        let start = pb::SnapshotStart { group: 7, ..links.snapshot_start(RaftNodeId(2)) };
+        let have = links.dial(RaftNodeId(2), &addr).await.unwrap().ask_snapshot(start).await.unwrap().into_inner();
+        links.close();
+        server.abort();
+        [said, have.refusal.unwrap().explain()]
+    }
+
+    #[tokio::test]
+    async fn two_builds_talk_only_if_each_reads_what_the_other_proposes_whichever_of_them_calls() {
+        let build = |since, until, proposes| StateVersions { reads: Span { since, until }, proposes };
+        let (old, between, new) = (StateVersions::only(6), build(6, 8, 6), build(6, 8, 7));
+        let hosted = ["the peer does not host the group"; 2];
+        for (one, other) in [(old, old), (old, between), (between, new), (new, new)] {
+            assert_eq!(called(one, other).await, hosted, "{one:?} calls {other:?}");
+            assert_eq!(called(other, one).await, hosted, "{other:?} calls {one:?}");
+        }
+        for said in called(new, old).await {
+            assert!(said.contains("reads states and entries of version 6, and this node proposes 7:"), "{said}");
+        }
+        for said in called(old, new).await {
+            assert!(said.contains("proposes entries of version 7, and this node reads 6:"), "{said}");
+        }
     }
 }

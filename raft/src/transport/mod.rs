@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use crate::store::snapshot::{SnapshotFile, Snapshots};
 use crate::types::Vote;
-use crate::versions::Span;
+use crate::versions::{Span, StateVersions};
 
 #[expect(unreachable_pub, unused_qualifications, unnameable_types, clippy::allow_attributes, reason = "generated")]
 pub(crate) mod pb {
@@ -114,7 +114,10 @@ impl pb::Refusal {
                 "the peer speaks raft protocol {theirs}, this node {ours}: run a build on both that knows a version of the other's"
             ),
             pb::Reason::State => format!(
-                "the peer keeps states of version {theirs}, this node {ours}: run a build on both that knows a version of the other's"
+                "the peer reads states and entries of version {theirs}, and this node proposes {ours}: first give every meta node a build that reads {ours}, then this one"
+            ),
+            pb::Reason::StateProposed => format!(
+                "the peer proposes entries of version {theirs}, and this node reads {ours}: give this node a build that reads {theirs}"
             ),
             pb::Reason::WrongNode => {
                 format!("node {expected} answers at this address, node {found} was meant: correct the member's address")
@@ -140,7 +143,7 @@ impl pb::Refusal {
 pub(crate) struct Caller {
     protocol: Span,
     /// `None` from builds that do not say.
-    state: Option<Span>,
+    state: Option<StateVersions>,
     from: u64,
     to: u64,
     generation: u32,
@@ -151,17 +154,25 @@ fn protocol(since: u32, newest: u32) -> Span {
     Span { since: if since == 0 { newest } else { since }, until: newest.saturating_add(1) }
 }
 
+/// What is done with states; a build that does not say what it proposes proposes the newest.
+fn state(reads: Option<pb::Span>, proposed: u32) -> Option<StateVersions> {
+    let reads: Span = reads?.into();
+    let proposes = if proposed == 0 { reads.until.saturating_sub(1) } else { proposed };
+    Some(StateVersions { reads, proposes })
+}
+
 impl From<&pb::Hello> for Caller {
     fn from(hello: &pb::Hello) -> Self {
-        let pb::Hello { protocol: newest, from, to, protocol_since, state, generation } = *hello;
-        Self { protocol: protocol(protocol_since, newest), state: state.map(Into::into), from, to, generation }
+        let pb::Hello { protocol: newest, from, to, protocol_since, state: reads, state_proposed, generation } = *hello;
+        let (protocol, state) = (protocol(protocol_since, newest), state(reads, state_proposed));
+        Self { protocol, state, from, to, generation }
     }
 }
 
 impl From<&pb::SnapshotStart> for Caller {
     fn from(start: &pb::SnapshotStart) -> Self {
         let protocol = protocol(start.protocol_since, start.protocol);
-        let state = start.state.map(Into::into);
+        let state = state(start.state, start.state_proposed);
         Self { protocol, state, from: start.from, to: start.to, generation: start.generation }
     }
 }

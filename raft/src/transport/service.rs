@@ -20,7 +20,7 @@ use super::pb::peer_server::{Peer, PeerServer};
 use super::{BATCH, Caller, MESSAGE_BYTES_AIM, MESSAGE_BYTES_MAX, PROTOCOL, Port, at_once, gather, pb, snapshots};
 use crate::generation::Generation;
 use crate::ids::{GroupId, RaftNodeId};
-use crate::versions::Span;
+use crate::versions::{Span, StateVersions};
 
 /// How long a caller may take to say who it is.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -31,8 +31,8 @@ const SLOT_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) struct Ports {
     pub(crate) node: RaftNodeId,
     generation: Arc<Generation>,
-    /// The versions of states and entries that this build knows.
-    state: Span,
+    /// What this build does with states and entries.
+    state: StateVersions,
     groups: RwLock<BTreeMap<GroupId, Arc<dyn Port>>>,
     closed: watch::Sender<bool>,
     /// Whether this node wants no leadership: every message to a peer says so.
@@ -40,7 +40,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    pub(crate) fn new(node: RaftNodeId, generation: Arc<Generation>, state: Span) -> Arc<Self> {
+    pub(crate) fn new(node: RaftNodeId, generation: Arc<Generation>, state: StateVersions) -> Arc<Self> {
         let (groups, closed) = (RwLock::new(BTreeMap::new()), watch::Sender::new(false));
         Arc::new(Self { node, generation, state, groups, closed, draining: AtomicBool::new(false) })
     }
@@ -99,10 +99,18 @@ impl Ports {
         if caller.to != self.node.0 {
             return Err(pb::Refusal::mismatch(pb::Reason::WrongNode, self.node.0, caller.to));
         }
-        if let Some(state) = caller.state
-            && self.state.common(state).is_none()
-        {
-            return Err(pb::Refusal::versions(pb::Reason::State, self.state, state));
+        if let Some(theirs) = caller.state {
+            // Either may lead, and what it proposes is applied by the other.
+            if !self.state.reads.has(theirs.proposes) {
+                return Err(pb::Refusal::versions(pb::Reason::State, self.state.reads, Span::only(theirs.proposes)));
+            }
+            if !theirs.reads.has(self.state.proposes) {
+                return Err(pb::Refusal::versions(
+                    pb::Reason::StateProposed,
+                    Span::only(self.state.proposes),
+                    theirs.reads,
+                ));
+            }
         }
         if !self.generation.accepts(caller.generation, || self.is_blank()) {
             let own = self.generation.get();
@@ -331,7 +339,7 @@ mod tests {
     use crate::store::snapshot::{SnapshotFile, Snapshots};
     use crate::types::Vote;
 
-    const STATE: Span = Span { since: 3, until: 6 };
+    const STATE: StateVersions = StateVersions { reads: Span { since: 3, until: 6 }, proposes: 4 };
 
     fn ports() -> Arc<Ports> {
         Ports::new(RaftNodeId(3), Generation::of_memory(1), STATE)
@@ -357,20 +365,47 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_whose_states_this_build_cannot_read_is_refused_before_it_sends_one() {
+    fn a_caller_is_refused_unless_each_side_reads_what_the_other_proposes_and_is_told_which_build_comes_first() {
         let ports = ports();
         let keeping = |state| ports.check(Caller { state, ..caller() }, None);
-        for known in [None, Some(Span::only(3)), Some(Span::only(5)), Some(Span { since: 5, until: 8 })] {
+        let build = |since, until, proposes| Some(StateVersions { reads: Span { since, until }, proposes });
+        for known in [None, Some(StateVersions::only(4)), build(4, 8, 4), build(4, 8, 5), build(1, 5, 3)] {
             assert!(keeping(known).is_ok(), "{known:?}");
         }
-        for (unknown, text) in [
-            (Span::only(2), "version 3 to 5, this node 2:"),
-            (Span { since: 6, until: 8 }, "3 to 5, this node 6 to 7:"),
+        for (unknown, reason, text) in [
+            // Versions in common are not enough.
+            (
+                build(4, 8, 6),
+                pb::Reason::State,
+                "reads states and entries of version 3 to 5, and this node proposes 6:",
+            ),
+            (
+                build(1, 5, 2),
+                pb::Reason::State,
+                "reads states and entries of version 3 to 5, and this node proposes 2:",
+            ),
+            (build(3, 4, 3), pb::Reason::StateProposed, "proposes entries of version 4, and this node reads 3:"),
+            (build(5, 8, 5), pb::Reason::StateProposed, "proposes entries of version 4, and this node reads 5 to 7:"),
         ] {
-            let refusal = keeping(Some(unknown)).unwrap_err();
-            assert_eq!(refusal.reason(), pb::Reason::State);
+            let refusal = keeping(unknown).unwrap_err();
+            assert_eq!(refusal.reason(), reason, "{unknown:?}");
             assert!(refusal.explain().contains(text), "{}", refusal.explain());
         }
+        let first = |state| keeping(state).unwrap_err().explain();
+        assert!(first(build(4, 8, 6)).ends_with("first give every meta node a build that reads 6, then this one"));
+        assert!(first(build(3, 4, 3)).ends_with("give this node a build that reads 4"));
+    }
+
+    #[test]
+    fn a_build_that_does_not_say_what_it_proposes_proposes_the_newest_that_it_reads() {
+        let reads = Some(pb::Span { since: 4, until: 6 });
+        let hello = pb::Hello { state: reads, ..Default::default() };
+        let of = |hello: &pb::Hello| Caller::from(hello).state.unwrap();
+        assert_eq!(of(&hello), StateVersions { reads: Span { since: 4, until: 6 }, proposes: 5 });
+        let hello = pb::Hello { state_proposed: 4, ..hello };
+        assert_eq!(of(&hello).proposes, 4);
+        let start = pb::SnapshotStart { state: reads, state_proposed: 4, ..Default::default() };
+        assert_eq!(Caller::from(&start).state, Caller::from(&hello).state);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tonic::Streaming;
 
 use super::link::deepest;
 use super::network::PeerNetwork;
-use super::{PROTOCOL, Port, decode, encode, pb};
+use super::{Port, decode, encode, pb};
 use crate::ids::GroupId;
 use crate::metrics;
 use crate::replica::blocking;
@@ -57,17 +57,11 @@ pub(super) async fn send(
     }
     let which = snapshot.identity();
     let start = pb::SnapshotStart {
-        protocol: PROTOCOL.until - 1,
-        protocol_since: PROTOCOL.since,
-        state: Some(to.links.state().into()),
-        from: to.links.node().0,
-        to: to.peer.0,
-        generation: to.links.generation(),
         group: to.group.0,
         vote: encode(&vote).map_err(|error| network(&error))?,
         length: which.length,
         digest: Bytes::copy_from_slice(&which.digest),
-        offset: 0,
+        ..to.links.snapshot_start(to.peer)
     };
     let mut before = None;
     loop {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quarry_raft::{HostConfig, LogIndex, RaftNodeId};
+use quarry_raft::{HostConfig, LogIndex, RaftNodeId, Span, StateVersions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -109,5 +109,37 @@ async fn a_restart_applies_only_what_is_behind_the_snapshot() {
         applied <= behind && behind < 60 && lines == 150,
         "{applied} applied, {behind} behind the snapshot, {lines}"
     );
+    cluster.shutdown().await;
+}
+
+/// Node 1 is of a build that knows state version 2 and proposes version 1, node 2 of the one before it, node 3 of the one after it.
+fn three_builds(config: HostConfig) -> HostConfig {
+    let both = Span { since: 1, until: 3 };
+    let state_versions = match config.node.0 {
+        1 => StateVersions { reads: both, proposes: 1 },
+        2 => StateVersions::only(1),
+        _ => StateVersions { reads: both, proposes: 2 },
+    };
+    HostConfig { state_versions, ..small_snapshots(config) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_build_replicates_snapshots_and_entries_with_the_one_before_it_and_the_one_after_it() {
+    let mut cluster = Cluster::formed(1, three_builds).await;
+    let leader = RaftNodeId(1);
+    for number in 0..100 {
+        cluster.write(number, 50).await;
+    }
+    until("the leader drops the beginning of its log", || cluster.group(leader).status().purged.is_some()).await;
+    for other in [2, 3].map(RaftNodeId) {
+        cluster.add(other).await;
+        let addr = cluster.addrs[&other].to_string();
+        cluster.group(leader).add_learner(other, addr, soon()).await.unwrap();
+    }
+    cluster.write(100, 50).await;
+    assert_eq!(cluster.converge().await.len(), 101);
+    for other in [2, 3].map(RaftNodeId) {
+        assert_eq!(cluster.nodes[&other].restored.load(Ordering::SeqCst), 1, "node {other} got a snapshot");
+    }
     cluster.shutdown().await;
 }
