@@ -11,7 +11,7 @@ use quarry_meta_state::{
 use quarry_proto::{refusal::Refusal, v1};
 use quarry_wire::{
     grant::Grant,
-    ids::NodeId,
+    ids::{NodeId, ShardId},
     units::{LogTime, millis},
 };
 use std::collections::BTreeMap;
@@ -71,6 +71,11 @@ pub(crate) fn lacks_memory(refusal: &Refusal) -> bool {
         Refusal::TooFewNodes(_) => true,
         _ => false,
     }
+}
+
+/// The resource that a shard lacks, with what it waits for: memory that other shards give.
+pub(crate) fn given_by_others(shard: ShardId) -> String {
+    format!("{MEMORY} ({shard} has no place for the slab on as many nodes as are needed; other shards give it some)")
 }
 
 /// Whether a quota is used up that values of the namespace itself will make room in.

@@ -315,6 +315,7 @@ fn not_final_yet(
     let comes = || lending::awaited(core, shard).keys().any(|node| lacking.contains(node));
     if lack.terminal && lending::may_come(core, shard, &lacking) || !lack.terminal && comes() {
         (lack.terminal, lack.retry_after_ms) = (false, millis(door::RETRY));
+        lack.resource = grants::given_by_others(shard.id);
     }
     lack
 }
