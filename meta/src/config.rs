@@ -118,10 +118,17 @@ impl MetaConfig {
                 self.timing.heartbeat, self.node_silence
             )));
         }
-        let Marks { low, high } = self.eviction;
-        if low > 0 && (high > 1000 || high <= low) {
+        let (Marks { low, high }, most) = (self.eviction, Marks::most(self.shards));
+        if low > most.low {
             return Err(settings(format!(
-                "eviction.high must be above eviction.low ({low}) and at most 1000, found {high}"
+                "eviction.low must be at most {} with {} shards, found {low}",
+                most.low, self.shards
+            )));
+        }
+        if low > 0 && (high > most.high || high <= low) {
+            return Err(settings(format!(
+                "eviction.high must be above eviction.low ({low}) and at most {} with {} shards, found {high}",
+                most.high, self.shards
             )));
         }
         let said = &self.certificate.statement;

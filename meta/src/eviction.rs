@@ -25,7 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use quarry_meta_state::{
     Shard,
     lending::Coming,
-    shard::{Lack, Marks, Need, ShardCommand, ShardOutcome, ValuePlace, Victim},
+    shard::{Lack, Need, ShardCommand, ShardOutcome, ValuePlace, Victim},
 };
 use quarry_raft::Term;
 use quarry_wire::{
@@ -326,10 +326,7 @@ fn victims(state: &Shard, uses: &Uses, need: Need<'_>, since: LogTime) -> Vec<Vi
     if need.marks.low == 0 {
         return Vec::new();
     }
-    // A lone shard keeps its room for the next writer: nobody else could use it meanwhile.
-    let needs_room = state.is_written() || need.wanted.is_some() || state.settings().shards == 1;
-    let marks = if needs_room { need.marks } else { Marks { low: 0, high: 0 } };
-    state.victims(Need { marks, ..need }, |slab| uses.last(slab).max(since))
+    state.victims(need, |slab| uses.last(slab).max(since))
 }
 
 /// Cut so that no command is large nor takes long to apply.
@@ -373,6 +370,36 @@ mod tests {
         assert_eq!((uses.last(slab(5)), uses.last(slab(5 + PARTS as u64))), (LogTime(9), LogTime(1)));
         uses.keep(|kept| kept != slab(5));
         assert_eq!((uses.last(slab(5)), uses.last(slab(5 + PARTS as u64))), (LogTime(0), LogTime(1)));
+    }
+
+    #[test]
+    fn what_comes_is_waited_for_as_long_as_it_may_take_and_anew_when_an_extent_came() {
+        let (node, other, began) = (NodeId(1), NodeId(2), Instant::now());
+        let comes = |coming: Coming, extents: u32| BTreeMap::from([(node, (coming, extents))]);
+        let (loose, moved) = (comes(Coming::Loose(64), 2), comes(Coming::Compacted(64), 2));
+        let (waited, over) = (BTreeMap::from([(node, 64)]), BTreeMap::new());
+        let instant = Duration::from_millis(1);
+        let mut waits = Waits::default();
+        assert_eq!(waits.look(&loose, began), waited);
+        assert_eq!(waits.look(&loose, began + LOOSE_WITHIN - instant), waited);
+        assert_eq!(waits.look(&moved, began + COMPACTED_WITHIN), over, "nobody moves anything");
+        assert_eq!(waits.look(&loose, began + LOOSE_WITHIN), over, "nobody gives anything");
+        // The next one is waited for, though the first did not come.
+        let more = comes(Coming::Loose(64), 3);
+        let came = began + LOOSE_WITHIN * 2;
+        assert_eq!(waits.look(&more, came), waited);
+        // There was room before the time was over: the next lack is waited for from its own beginning.
+        waits.end(came + instant);
+        let again = came + LOOSE_WITHIN;
+        assert_eq!(waits.look(&more, again), waited);
+        assert_eq!(waits.look(&more, again + LOOSE_WITHIN), over);
+        // What did not come in its time is not waited for by the next one either, for a while.
+        waits.end(again + LOOSE_WITHIN);
+        assert_eq!(waits.look(&more, again + LOOSE_WITHIN + instant), over);
+        waits.end(again + WANTED_FOR);
+        assert_eq!(waits.look(&more, again + WANTED_FOR), waited);
+        let elsewhere = BTreeMap::from([(other, (Coming::Loose(32), 0))]);
+        assert_eq!(waits.look(&elsewhere, again + WANTED_FOR), BTreeMap::from([(other, 32)]));
     }
 
     #[test]

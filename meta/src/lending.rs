@@ -364,11 +364,15 @@ async fn empty_one(shard: &HostedShard, node: NodeId) {
 /// another. With the extents that it has there.
 pub(crate) fn awaited(core: &Core, shard: &HostedShard) -> BTreeMap<NodeId, (Coming, u32)> {
     let all = holdings(&core.shards);
-    let Some(own) = all.iter().find(|it| it.shard == shard.id) else { return BTreeMap::new() };
-    let in_transit = core.directory.read(|directory| directory.in_transit(&all));
-    let nodes: BTreeSet<NodeId> = all.iter().flat_map(|it| it.nodes.keys().copied()).collect();
+    awaited_by(shard.id, &all, &core.directory.read(|directory| directory.in_transit(&all)))
+}
+
+/// The same, of what all shards have and of the largest extents that are on their way.
+fn awaited_by(shard: ShardId, all: &[Holdings], in_transit: &BTreeMap<NodeId, u64>) -> BTreeMap<NodeId, (Coming, u32)> {
+    let Some(own) = all.iter().find(|it| it.shard == shard) else { return BTreeMap::new() };
+    let nodes: BTreeSet<NodeId> = all.iter().flat_map(|it| it.nodes.keys()).chain(in_transit.keys()).copied().collect();
     let has = |node: &NodeId| own.nodes.get(node).map_or(0, |held| held.extents);
-    let comes = |node: NodeId| coming(own, &all, node).max(in_transit.get(&node).copied().map(Coming::Loose));
+    let comes = |node: NodeId| coming(own, all, node).max(in_transit.get(&node).copied().map(Coming::Loose));
     nodes.into_iter().filter_map(|node| Some((node, (comes(node)?, has(&node))))).collect()
 }
 
@@ -420,4 +424,63 @@ pub(crate) async fn lent(shard: &HostedShard, nodes: &BTreeSet<NodeId>, bytes: u
         nodes.iter().any(|node| state.has_place_on(*node, bytes, &aside))
     };
     !nodes.is_empty() && shard.hosted.wait_for(deadline, has_place).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quarry_meta_state::lending::Held;
+    use quarry_wire::ids::{ExtentIndex, Generation, RegionId, RegionIndex};
+
+    fn extent(node: u64, index: u32) -> ExtentId {
+        let region = RegionId { node: NodeId(node), index: RegionIndex(0) };
+        ExtentId { region, index: ExtentIndex(index) }
+    }
+
+    #[test]
+    fn own_writers_take_back_what_is_aside_for_who_is_short_and_not_what_is_for_who_found_no_place() {
+        let lending = Lending::default();
+        let (short, poorer, other) = (extent(1, 0), extent(1, 1), extent(2, 0));
+        lending.put_aside(short);
+        lending.put(poorer, true);
+        assert_eq!(lending.aside(), [short, poorer].into(), "nothing new goes to either");
+        assert!(!lending.own_first([other]), "nothing there was aside");
+        assert_eq!(lending.aside(), [short, poorer].into());
+        assert!(lending.own_first([short, poorer, other]));
+        assert_eq!(lending.aside(), [poorer].into());
+        assert!(!lending.own_first([poorer]), "there is nothing to plan again with");
+        lending.take_back(poorer);
+        assert_eq!(lending.aside(), BTreeSet::new());
+    }
+
+    #[test]
+    fn what_is_on_its_way_to_whomever_is_awaited_like_what_others_have_empty() {
+        let node = |id| NodeId(id);
+        let held =
+            |extents: u32, room, loose| Held { extents, bytes: u64::from(extents) * 100, room, loose, wanted: None };
+        let with = |shard, nodes: &[(u64, Held)]| Holdings {
+            shard: ShardId(shard),
+            generation: Generation(1),
+            nodes: nodes.iter().map(|(id, held)| (node(*id), *held)).collect(),
+            has_grants: true,
+            is_written: true,
+        };
+        let full = held(2, 0, 0);
+        let all = [
+            with(1, &[(1, full), (2, full), (3, full)]),
+            with(2, &[(1, held(3, 300, 3)), (2, full), (3, held(9, 500, 0))]),
+        ];
+        let in_transit = BTreeMap::from([(node(2), 64), (node(3), 64), (node(4), 32)]);
+        let awaited = awaited_by(ShardId(1), &all, &in_transit);
+        let expected = [
+            (node(1), (Coming::Loose(100), 2)),
+            (node(2), (Coming::Loose(64), 2)),
+            // Sooner than what has to be moved first.
+            (node(3), (Coming::Loose(64), 2)),
+            (node(4), (Coming::Loose(32), 0)),
+        ];
+        assert_eq!(awaited, expected.into());
+        assert_eq!(awaited_by(ShardId(1), &all, &BTreeMap::new()).get(&node(2)), None, "nobody has anything there");
+        assert_eq!(awaited_by(ShardId(7), &all, &in_transit), BTreeMap::new());
+    }
 }

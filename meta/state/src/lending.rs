@@ -34,9 +34,9 @@ use std::collections::BTreeMap;
 /// A shard asks for more of a node when less than one part in so many of what it has there is free or about to be.
 const ASKS_BELOW: u64 = 4;
 /// A shard is short of a node's memory when less than one part in so many of what it has there is free or about to be.
-const SHORT_BELOW: u64 = 8;
-/// Who gives something to a shard that is short keeps one part in so many: more than the three sixteenths that eviction makes.
-const LEAVES_FOR_SHORT: u64 = 5;
+pub(crate) const SHORT_BELOW: u64 = 8;
+/// Who gives something to a shard that is short keeps one part in so many: more than eviction makes, the three sixteenths unless it is configured.
+pub(crate) const LEAVES_FOR_SHORT: u64 = 5;
 /// Of a node's extents one part in so many is lent ahead of need, in equal shares.
 const AHEAD: u32 = 4;
 /// A shard empties an extent for another one only if it has at least so many more; one is enough if it wants none itself and the other has

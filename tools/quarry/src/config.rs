@@ -263,7 +263,8 @@ impl Default for MetaMembershipSection {
     }
 }
 
-/// How much room shard leaders keep on every data node, in thousandths of what it lends to a shard. The same at all meta nodes.
+/// How much room shard leaders keep on every data node, in thousandths of what it lends to a shard. The same at all meta nodes. With more than
+/// one shard at most 125 and 200: beyond that the shards would not lend each other what they need, and values would go while memory is free.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvictionSection {
@@ -420,8 +421,14 @@ impl ConfigFile for MetaFile {
             return Some(("raft.snapshot_after_entries", more_than(0), "0".to_owned()));
         }
         let EvictionSection { low_water_permille: low, high_water_permille: high } = self.eviction;
-        if low > 0 && !(low.saturating_add(1)..=1000).contains(&high) {
-            let expected = format!("more than the low mark ({low}) and at most 1000");
+        let most = Marks::most(raft.shards);
+        if low > most.low {
+            let expected = format!("at most {} with {} shards", most.low, raft.shards);
+            return Some(("eviction.low_water_permille", expected, low.to_string()));
+        }
+        if low > 0 && !(low.saturating_add(1)..=most.high).contains(&high) {
+            let expected =
+                format!("more than the low mark ({low}) and at most {} with {} shards", most.high, raft.shards);
             return Some(("eviction.high_water_permille", expected, high.to_string()));
         }
         None
@@ -714,7 +721,8 @@ mod tests {
                 ("membership.node_silence_ms", "0"),
                 ("membership.node_silence_ms", "100"),
                 ("eviction.high_water_permille", "125"),
-                ("eviction.high_water_permille", "1001"),
+                ("eviction.low_water_permille", "126"),
+                ("eviction.high_water_permille", "201"),
             ] {
                 assert_eq!(wrong(&format!("{key}={found}")), (key.to_owned(), found.to_owned()));
             }

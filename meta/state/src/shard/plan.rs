@@ -49,7 +49,7 @@ pub struct Bounds {
 /// Where slabs are bounded, the largest takes one part in so many of what is free,
 const FREE_PARTS: u64 = 2;
 /// less this part of what the node lends, below which values go to make room: they do not for slots that are granted and never used.
-const ROOM_PARTS: u64 = 8;
+pub(super) const ROOM_PARTS: u64 = 8;
 /// A slab of one part in so many of an extent is always small enough.
 const EXTENT_PARTS: u64 = 16;
 

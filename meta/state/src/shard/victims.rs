@@ -9,9 +9,13 @@
 use super::{
     Shard,
     grants::{Row, Slab},
+    plan::ROOM_PARTS,
     space::Ranges,
 };
-use crate::cow_arc::CowArc;
+use crate::{
+    cow_arc::CowArc,
+    lending::{LEAVES_FOR_SHORT, SHORT_BELOW},
+};
 use quarry_wire::{
     grant::Class,
     ids::{ExtentId, GrantId, NamespaceId, NodeId, Ordinal, SlotIndex},
@@ -25,6 +29,16 @@ const QUOTA_AHEAD_MAX: u64 = 1 << 30;
 /// Room for so many slots of the size that was lacking is kept ahead, if the marks ask for no less: pieces cost more than room.
 const PIECES_AHEAD: u64 = 16;
 
+/// The highest marks where there are several shards, in thousandths.
+const LOW_MAX: u16 = 125;
+const HIGH_MAX: u16 = 200;
+// Who evicts is one that the others take for short: values do not go while others have something empty.
+const _: () = assert!(LOW_MAX as u64 * SHORT_BELOW <= 1000);
+// Nor for slots that are granted and never used.
+const _: () = assert!(LOW_MAX as u64 * ROOM_PARTS <= 1000);
+// What eviction makes is too little to be given away: two shards do not give each other what they have just evicted.
+const _: () = assert!(HIGH_MAX as u64 * LEAVES_FOR_SHORT <= 1000);
+
 /// When eviction begins on a node and when it is enough, in thousandths of the bytes that the node lends to the shard; the same of what a quota
 /// allows in the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +47,15 @@ pub struct Marks {
     pub low: u16,
     /// With this much it is enough; above `low`.
     pub high: u16,
+}
+
+impl Marks {
+    /// The highest marks that a cluster of so many shards may have: where there are several, others must see what a shard that evicts lacks, and
+    /// leave it what it makes.
+    #[must_use]
+    pub const fn most(shards: u32) -> Self {
+        if shards == 1 { Self { low: 999, high: 1000 } } else { Self { low: LOW_MAX, high: HIGH_MAX } }
+    }
 }
 
 impl Default for Marks {
@@ -148,7 +171,8 @@ impl Shard {
     /// lease, as far as the leader knows. Walks over all slabs unless there is room enough.
     #[must_use]
     pub fn victims(&self, need: Need<'_>, leased: impl Fn(Ordinal) -> LogTime) -> Vec<Victim> {
-        let Need { marks, lacks, wanted, pressed, coming } = need;
+        let marks = self.marks_now(&need);
+        let Need { lacks, wanted, pressed, coming, .. } = need;
         let mut rooms = self.room();
         if let Some(wanted) = wanted {
             self.in_pieces_of(wanted, &mut rooms);
@@ -210,6 +234,13 @@ impl Shard {
             bytes: candidate.total(),
         };
         victims.map(victim).collect()
+    }
+
+    /// A shard that nobody writes to keeps no room, unless somebody found no place lately: others may use it meanwhile. A lone shard keeps its room
+    /// for the next writer, for nobody else could use it.
+    fn marks_now(&self, need: &Need<'_>) -> Marks {
+        let keeps_room = self.is_written() || need.wanted.is_some() || self.settings.shards == 1;
+        if keeps_room { need.marks } else { Marks { low: 0, high: 0 } }
     }
 
     /// What must go so that one extent of `node` is empty once it has rested, for another shard: all that lies in the extent whose last use

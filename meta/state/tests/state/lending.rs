@@ -222,8 +222,7 @@ impl Lenders {
                 comes.insert(node, bytes);
             }
         }
-        let marks = if shard.is_written() { Marks::default() } else { Marks { low: 0, high: 0 } };
-        let need = Need { marks, lacks, wanted: None, pressed: &BTreeSet::new(), coming: &comes };
+        let need = Need { marks: Marks::default(), lacks, wanted: None, pressed: &BTreeSet::new(), coming: &comes };
         shard.victims(need, |_| LogTime(0))
     }
     fn fill(&mut self, index: usize, grant: &Grant) {
@@ -547,6 +546,65 @@ fn a_shard_waits_for_what_others_have_empty_or_can_make_empty_and_for_nothing_el
     assert_eq!(coming(&old[0], &old, node), Some(Coming::Loose(100)));
     old[1].generation = Generation(2);
     assert_eq!(coming(&old[0], &old, node), None);
+}
+
+/// Of a node's memory, a shard has this many extents of 100 bytes, and so much room for slabs.
+fn has_room(extents: u32, room: u64) -> Holdings {
+    shards(&[held(extents, room, 1, None)], true).remove(0)
+}
+
+/// What goes wrong between two shards of a cluster with these marks: nothing, or what one of them does.
+fn wrong_with(marks: Marks) -> Option<String> {
+    let node = NodeId(1);
+    let part = |extents: u32, mark: u16| u64::from(extents) * 100 * u64::from(mark) / 1000;
+    for extents in 1..=512 {
+        let evicts = has_room(extents, part(extents, marks.low).saturating_sub(1));
+        if !evicts.needs(node) {
+            return Some(format!("with {extents} extents it evicts, and others do not see that it needs any"));
+        }
+        // To one that has as many; who has two more gives without more ado.
+        if has_room(extents, part(extents, marks.high)).gives(node, &has_room(extents, 0)) {
+            return Some(format!("with {extents} extents it gives away what it has just evicted"));
+        }
+    }
+    None
+}
+
+#[test]
+fn with_every_mark_that_several_shards_may_have_others_see_who_evicts_and_what_that_makes_stays() {
+    assert_eq!(wrong_with(Marks::most(8)), None);
+    assert_eq!(wrong_with(Marks::default()), None);
+    let Marks { low, high } = Marks::most(8);
+    // A little more, and values go while other shards have empty extents.
+    assert!(wrong_with(Marks { low: low + 5, high }).unwrap().contains("do not see"));
+    assert!(wrong_with(Marks { low, high: high + 5 }).unwrap().contains("gives away"));
+    assert_eq!(Marks::most(1), Marks { low: 999, high: 1000 }, "a lone shard has nobody to give to");
+}
+
+#[test]
+fn a_shard_that_nobody_writes_to_evicts_nothing_for_room_unless_it_is_alone() {
+    let full = |shards: u32| {
+        let mut it = Lenders::new(1, shards, 1);
+        while it.put(0, SLOTS).is_some() {}
+        it.balance();
+        assert!(!it.shards[0].is_written() && it.shards[0].holdings().nodes[&NodeId(1)].room == 0);
+        it
+    };
+    let none = BTreeSet::new();
+    assert_eq!(full(2).victims(0, &none), [], "others may take what is free, and it lacks nothing");
+    assert_ne!(full(1).victims(0, &none), [], "nobody else could use it: the next writer need not wait");
+    // A writer comes back.
+    let mut it = full(2);
+    let key = it.shards[0].list(SPACE, b"", None).next().unwrap().key.clone();
+    let request = RequestId { at: it.shards[0].log_time(), random: 1 };
+    let keys = vec![DeleteKey { key, expected: None }];
+    it.apply(0, ShardCommand::Delete { request, namespace: SPACE, keys });
+    it.at += millis(QUARANTINE);
+    it.apply(0, ShardCommand::Tick { horizon: None });
+    assert_eq!(it.victims(0, &none), []);
+    let open = it.plan(0, 1).unwrap();
+    it.apply(0, open);
+    assert_ne!(it.victims(0, &none), []);
 }
 
 /// Writers of several shards put and delete whatever they like, as long as all values together have no more than half of the memory: however it
