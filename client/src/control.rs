@@ -148,11 +148,13 @@ impl Control {
             let CallStep::Again { leader, after } = retry::after_call(&fault, attempt, began.elapsed()) else {
                 return Err(fault.into_error(&format!("the leader of group {group}")));
             };
-            self.leaders.lock().remove(&group);
+            let is_silent = matches!(fault, Fault::TimedOut | Fault::Transport(_));
+            // Who does not answer for one group does not for the others that it led.
+            self.leaders.lock().retain(|other, held| *other != group && !(is_silent && *held == address));
             if Instant::now() + after >= deadline {
                 return Err(gave_up(fault, &format!("the leader of group {group}")));
             }
-            hint = leader;
+            hint = leader.or_else(|| is_silent.then(|| self.another_meta(&address)));
             self.pause(after).await;
             attempt += 1;
         }
@@ -404,6 +406,12 @@ impl Control {
         view.metas().nth(turn).map_or_else(|| configured(next / (described + 1)), str::to_owned)
     }
 
+    /// The next one that is not this one, if there is another.
+    fn another_meta(&self, address: &str) -> String {
+        let next = self.any_meta();
+        if next == address { self.any_meta() } else { next }
+    }
+
     fn channel(&self, address: &str, expect: Expect) -> Result<Channel, Fault> {
         let mut channels = self.channels.lock();
         if let Some((_, channel)) = channels.get(address).filter(|(expected, _)| *expected == expect) {
@@ -427,5 +435,46 @@ fn gave_up(fault: Fault, what: &str) -> CallError {
             CallError::Deadline { last: refusal.to_string() }
         }
         error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::SystemEntropy;
+    use quarry_wire::{ids::ClusterUuid, signed::SecretKey};
+
+    fn control(metas: &[&str]) -> Control {
+        let root = SecretKey::from_seed(&[1; 32]).public();
+        let metas = metas.iter().map(|meta| (*meta).to_owned()).collect();
+        let cluster = Cluster::new(ClusterUuid([7; 16]), root, metas).unwrap();
+        let attempt = Duration::from_millis(50);
+        Control::new(cluster, Trust::off(), attempt, Arc::new(SystemEntropy), Arc::new(Counters::default())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_does_not_answer_is_not_asked_next_and_leads_no_other_group_any_more() {
+        // It takes connections, and says nothing.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent = silent.local_addr().unwrap().to_string();
+        let control = control(&["one:1", &silent, "two:1"]);
+        for group in 0..3 {
+            control.leaders.lock().insert(group, silent.clone());
+        }
+        control.leaders.lock().insert(3, "one:1".to_owned());
+        let send = |mut meta: Meta, request| async move { meta.describe(request).await };
+        // Time for one attempt.
+        let deadline = Instant::now() + Duration::from_millis(30);
+        let asked = control.ask(1, "Describe", &v1::DescribeRequest::default(), deadline, send).await;
+        assert!(matches!(asked, Err(CallError::Unreachable { .. })), "{asked:?}");
+        assert_eq!(*control.leaders.lock(), HashMap::from([(3, "one:1".to_owned())]));
+        for _ in 0..9 {
+            assert_ne!(control.another_meta(&silent), silent);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_only_meta_node_is_asked_again() {
+        assert_eq!(control(&["one:1"]).another_meta("one:1"), "one:1");
     }
 }
