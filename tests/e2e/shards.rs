@@ -1,11 +1,11 @@
 //! Eight shards, as a cluster of some size has them: every call works across them, memory goes where it is written, and no byte is lost.
 
 use quarry::config::EvictionSection;
-use quarry_client::{Key, Options, PutItem};
+use quarry_client::{Key, NamespaceSpec, Options, PutItem};
 use quarry_proto::v1;
 use quarry_tests::{
     TestCluster,
-    cluster::{create_namespace, small},
+    cluster::{create_namespace, fresh_name, small},
     seed::pattern,
     soon,
 };
@@ -114,6 +114,43 @@ async fn what_was_deleted_in_some_shards_makes_room_in_others_and_no_value_goes(
         let deleted = blocks.delete_many(&keys).await.into_iter().filter(|it| matches!(it, Ok(Some(_)))).count();
         assert_eq!(deleted, keys.len());
     }
+    counted(&cluster).await;
+    client.close().await.unwrap();
+}
+
+/// Three times what its quota allows, put as fast as one client can: a cache lets its own values go for it, and refuses nobody.
+#[tokio::test]
+async fn a_cache_at_its_quota_takes_what_a_fast_writer_puts() {
+    const BYTES: usize = 8 << 10;
+    const QUOTA: u64 = 8 << 20;
+    let cluster = TestCluster::start_with(|spec| {
+        small(spec, 2, REGION * 2);
+        spec.raft.shards = SHARDS;
+        spec.eviction = EvictionSection::default();
+    })
+    .await;
+    let client = cluster.client_with(Options { timeout: Duration::from_secs(30), ..Options::default() }).await;
+    let mut spec = NamespaceSpec::cache(fresh_name("test"));
+    (spec.copies, spec.quota_bytes) = (2, Some(QUOTA));
+    let blocks = client.create_namespace(spec).await.unwrap();
+    let fit = usize::try_from(QUOTA).unwrap() / 2 / BYTES;
+    let keys = keys("block", 3 * fit);
+    for (part, chunk) in (0..).zip(keys.chunks(256)) {
+        let items = chunk.iter().map(|key| PutItem::create(key.clone(), pattern(part, BYTES))).collect();
+        for version in blocks.put_many(items).await {
+            version.unwrap();
+        }
+    }
+    let (mut held, mut after) = (0, None);
+    loop {
+        let page = blocks.list("block-", after.as_ref(), 4096).await.unwrap();
+        held += page.entries.len();
+        after = page.after;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert!(held <= fit && held >= fit / 2, "{held} values of {fit} that its quota allows");
     counted(&cluster).await;
     client.close().await.unwrap();
 }
