@@ -8,6 +8,7 @@ use crate::{
     certificate::{Certificate, Revocations, Role},
     ids::{CertificateSerial, ClusterUuid, Generation, NodeId},
     signed::{PublicKey, Signed, Statement, StatementKind},
+    together::{self, Claim},
 };
 use ed25519_dalek::VerifyingKey;
 use std::collections::BTreeMap;
@@ -206,11 +207,34 @@ impl Keyring {
     /// # Errors
     /// The first check that fails.
     pub fn verify<S: Statement>(&self, signed: Signed<S>) -> Result<Verified<S>, TrustError> {
+        if signed.is_signed_by(self.cluster, self.signer(&signed)?) {
+            Ok(Verified(signed))
+        } else {
+            Err(TrustError::BadSignature)
+        }
+    }
+
+    /// Checks statements as [`Self::verify`] does, their signatures together: many take a third of the time. What that changes is said in
+    /// `together.rs`: a node can sign so that it passes here and not alone.
+    pub fn verify_all<S: Statement>(&self, statements: &[&Signed<S>]) -> Vec<Result<(), TrustError>> {
+        let signers: Vec<_> = statements.iter().map(|signed| self.signer(signed)).collect();
+        let claims = statements.iter().zip(&signers);
+        let claims = claims.filter_map(|(signed, signer)| Some(signed.claim(self.cluster, signer.ok()?)));
+        let claims: Vec<Claim<'_>> = claims.collect();
+        let all = claims.is_empty() || together::are_good(&claims);
+        let mut claims = claims.iter();
+        let verdict = |signer: Result<&VerifyingKey, TrustError>| {
+            signer?;
+            let claim = claims.next().expect("there is a claim of each known signer");
+            if all || claim.is_good() { Ok(()) } else { Err(TrustError::BadSignature) }
+        };
+        signers.into_iter().map(verdict).collect()
+    }
+
+    /// The key that a statement must be signed with, if its signer may say such a thing.
+    fn signer<S: Statement>(&self, signed: &Signed<S>) -> Result<&VerifyingKey, TrustError> {
         let expected_role = match S::KIND {
-            StatementKind::Certificate | StatementKind::Revocations => {
-                self.signed_by_root(&signed)?;
-                return Ok(Verified(signed));
-            }
+            StatementKind::Certificate | StatementKind::Revocations => return self.root_for(signed),
             StatementKind::Grant => Role::Meta,
             StatementKind::AttestationBatch | StatementKind::RegionRecord => Role::DataNode,
         };
@@ -230,19 +254,21 @@ impl Keyring {
         if certified.node != about {
             return Err(TrustError::Signer { expected: about, found: certified.node });
         }
-        if !signed.is_signed_by(self.cluster, key) {
-            return Err(TrustError::BadSignature);
-        }
-        Ok(Verified(signed))
+        Ok(key)
     }
 
-    fn signed_by_root<S: Statement>(&self, signed: &Signed<S>) -> Result<(), TrustError> {
+    fn root_for<S: Statement>(&self, signed: &Signed<S>) -> Result<&VerifyingKey, TrustError> {
         if signed.generation != Generation(0) {
             return Err(TrustError::Generation { expected: Generation(0), found: signed.generation });
         }
         if signed.serial != CertificateSerial(0) {
             return Err(TrustError::UnknownCertificate { serial: signed.serial });
         }
-        if signed.is_signed_by(self.cluster, &self.root) { Ok(()) } else { Err(TrustError::BadSignature) }
+        Ok(&self.root)
+    }
+
+    fn signed_by_root<S: Statement>(&self, signed: &Signed<S>) -> Result<(), TrustError> {
+        let root = self.root_for(signed)?;
+        if signed.is_signed_by(self.cluster, root) { Ok(()) } else { Err(TrustError::BadSignature) }
     }
 }

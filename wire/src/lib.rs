@@ -17,5 +17,6 @@ pub mod limits;
 pub mod merkle;
 pub mod region;
 pub mod signed;
+mod together;
 pub mod units;
 pub mod version;

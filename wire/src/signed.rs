@@ -12,6 +12,7 @@
 use crate::{
     canonical::{DecodeError, Reader, Writer},
     ids::{CertificateSerial, ClusterUuid, Generation, NodeId},
+    together::Claim,
 };
 use ed25519_dalek::{Signer as _, SigningKey, VerifyingKey};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -157,8 +158,13 @@ impl<S: Statement> Signed<S> {
     /// Whether `key` made this signature for `cluster`. Strict: refuses weak keys and malleable signatures.
     #[must_use]
     pub fn is_signed_by(&self, cluster: ClusterUuid, key: &VerifyingKey) -> bool {
+        self.claim(cluster, key).is_good()
+    }
+
+    /// That `key` made this signature for `cluster`.
+    pub(crate) fn claim<'a>(&self, cluster: ClusterUuid, key: &'a VerifyingKey) -> Claim<'a> {
         let signature = ed25519_dalek::Signature::from_bytes(&self.signature.0);
-        key.verify_strict(&self.signed_bytes(cluster), &signature).is_ok()
+        Claim { key, message: self.signed_bytes(cluster), signature }
     }
 }
 

@@ -186,6 +186,42 @@ fn two_keys_of_one_node_are_believed_side_by_side_while_it_rotates() {
 }
 
 #[test]
+fn statements_that_are_checked_together_have_the_verdicts_that_each_has_alone() {
+    let mut ring = keyring();
+    let (second, gone) = (CertificateSerial(103), CertificateSerial(104));
+    ring.admit(&certificate(second, DATA, Role::DataNode, &key(5))).unwrap();
+    ring.admit(&certificate(gone, DATA, Role::DataNode, &key(6))).unwrap();
+    ring.revoke(&root().sign_as_root(CLUSTER, Revocations { number: 1, serials: [gone].into() })).unwrap();
+    let batch = |slot| AttestationBatch::of(DATA, &[attestation(slot).leaf()]);
+    let sign = |by: u8, serial, slot| key(by).sign(CLUSTER, GENERATION, serial, batch(slot));
+    let good = vec![sign(3, DATA_SERIAL, 0), sign(5, second, 1), sign(3, DATA_SERIAL, 2)];
+    let of_a_stranger =
+        key(3).sign(CLUSTER, GENERATION, DATA_SERIAL, AttestationBatch { node: NodeId(12), ..batch(3) });
+    let mut changed = sign(3, DATA_SERIAL, 4);
+    changed.statement.root[0] ^= 1;
+    let unbelieved = vec![
+        sign(3, CertificateSerial(999), 5),
+        sign(6, gone, 6),
+        sign(2, META_SERIAL, 7),
+        key(3).sign(CLUSTER, Generation(2), DATA_SERIAL, batch(8)),
+        of_a_stranger,
+    ];
+    let forged = vec![sign(5, DATA_SERIAL, 9), changed];
+    for statements in [
+        vec![],
+        good[..1].to_vec(),
+        good.clone(),
+        unbelieved.clone(),
+        [good.clone(), unbelieved.clone()].concat(),
+        [forged.clone(), good.clone()].concat(),
+        [good, unbelieved, forged].concat(),
+    ] {
+        let alone: Vec<_> = statements.iter().map(|it| ring.verify(it.clone()).map(drop)).collect();
+        assert_eq!(ring.verify_all(&statements.iter().collect::<Vec<_>>()), alone);
+    }
+}
+
+#[test]
 fn a_certificate_that_the_root_did_not_sign_is_refused() {
     let forged =
         key(9).sign_as_root(CLUSTER, certificate(CertificateSerial(7), DATA, Role::DataNode, &key(9)).statement);
