@@ -38,7 +38,7 @@ use tonic::Status;
 /// Bytes of entries in one part. Below a Raft command's limit by what the leader adds: batch signatures and the command's frame.
 const PART_BYTES_MAX: usize = 24 << 10;
 /// What an entry takes beside its key: slot, clock, length, CRC, kind, mode with an expected version.
-const ENTRY_BYTES: usize = 72;
+pub(crate) const ENTRY_BYTES: usize = 72;
 /// Parts under way at once.
 const PARTS_AT_ONCE: usize = 4;
 /// Longest wait for a holder's confirmation, and the part of the time left that it may take.
@@ -369,11 +369,11 @@ impl Commit {
             writer: Bytes::copy_from_slice(&self.writer.0),
             entries,
             attested,
+            ..Default::default()
         };
         let caller = Arc::clone(&self.node);
         let call = self.node.metas.at_leader(self.grant.shard.0, self.deadline, move |address, deadline| {
-            let (node, request) = (Arc::clone(&caller), with_timeout(request.clone(), deadline));
-            Box::pin(async move { Ok(node.metas.control(&address)?.publish(request).await?.into_inner()) })
+            Box::pin(Arc::clone(&caller.sharing).publish(address, request.clone(), deadline))
         });
         let indeterminate = |why: String| Refusal::Indeterminate(v1::Indeterminate { why });
         match call.await {

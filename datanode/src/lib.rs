@@ -40,6 +40,7 @@ mod regions;
 mod resign;
 mod rotations;
 mod service;
+mod sharing;
 
 pub use config::{DataNodeConfig, KeySource, Labels};
 pub use error::DataNodeError;

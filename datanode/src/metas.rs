@@ -3,6 +3,7 @@
 //! Decides whom to ask next and how long one attempt may take. Calls made here may be made any number of times: each is idempotent, so an
 //! attempt whose fate is unknown is made again, with the same bytes, until the caller's deadline.
 
+use crate::sharing::{self, Answer, Carry};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use quarry_proto::{
@@ -303,6 +304,20 @@ impl Metas {
         } else if leaders.get(&group).is_some_and(|held| held == was) {
             leaders.remove(&group);
         }
+    }
+}
+
+impl Carry for Metas {
+    async fn carry(
+        &self,
+        address: &str,
+        publishes: Vec<v1::PublishRequest>,
+        until: Instant,
+    ) -> Result<Vec<Answer>, Status> {
+        let count = publishes.len();
+        let request = with_timeout(sharing::message(publishes), until);
+        let reply = self.control(address)?.publish(request).await?.into_inner();
+        Ok(sharing::answers(reply, count))
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
     resign::KeyChange,
     rotations::Rotations,
     service,
+    sharing::Sharing,
 };
 use parking_lot::Mutex;
 use quarry_fabric::{EndpointConfig, Memory, Provider};
@@ -65,7 +66,8 @@ pub(crate) struct Node {
     /// Where its next signing key comes from.
     pub(crate) key_source: Option<Arc<dyn KeySource>>,
     pub(crate) key_change: tokio::sync::Mutex<KeyChange>,
-    pub(crate) metas: Metas,
+    pub(crate) metas: Arc<Metas>,
+    pub(crate) sharing: Arc<Sharing<Metas>>,
     pub(crate) peers: Channels,
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
@@ -248,6 +250,7 @@ impl DataNode {
             });
             holdings.add_region(id, memory);
         }
+        let metas = Arc::new(Metas::new(config.metas, config.trust.clone()));
         let node = Arc::new(Node {
             id: config.node,
             address: config.advertise.unwrap_or_else(|| address.to_string()),
@@ -259,7 +262,8 @@ impl DataNode {
             membership,
             key_source: config.key_source,
             key_change: tokio::sync::Mutex::default(),
-            metas: Metas::new(config.metas, config.trust.clone()),
+            sharing: Sharing::new(Arc::clone(&metas)),
+            metas,
             peers: Channels::new(config.trust.clone()),
             clock: Clock::start(),
             counters: Counters::default(),

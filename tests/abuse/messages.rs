@@ -229,6 +229,7 @@ async fn no_mutant_of_a_publish_commits_what_was_not_attested_and_none_of_a_cont
         writer: writer.clone(),
         entries: confirm.entries.clone(),
         attested: vec![confirmed.attested],
+        ..Default::default()
     };
     // Not yet those without a statement: that nobody attests an entry is an outcome, and the first one counts.
     let stated = |bytes: &Bytes| v1::PublishRequest::decode(bytes.clone()).is_ok_and(|it| !it.attested.is_empty());

@@ -145,6 +145,7 @@ async fn steps_out_of_order_are_refused_and_the_right_order_still_works() {
         writer: stranger,
         entries: vec![frame.entry.clone()],
         attested: vec![confirmed.attested.clone()],
+        ..Default::default()
     };
     let metas = raw.metas().to_vec();
     let publishing = async |publish: &v1::PublishRequest| {
@@ -219,7 +220,7 @@ async fn a_million_entries_are_refused_whether_they_fit_in_a_message_or_not() {
     let writer = Bytes::from_static(&[1; 16]);
     let confirm = v1::ConfirmRequest { grant, writer: writer.clone(), entries: Vec::new() };
     let commit = v1::CommitRequest { grant, writer: writer.clone(), written: vec![101], entries: Vec::new() };
-    let publish = v1::PublishRequest { grant, writer, entries: Vec::new(), attested: Vec::new() };
+    let publish = v1::PublishRequest { grant, writer, ..Default::default() };
     let resolve = v1::ResolveRequest { shard: SHARD, namespace: 1, ..Default::default() };
     // An item of field `number` that is empty takes two bytes: a million fit in a message.
     let a_million = |message: Vec<u8>, number: u8| [message, [(number << 3) | 2, 0].repeat(1_000_000)].concat();
@@ -228,6 +229,7 @@ async fn a_million_entries_are_refused_whether_they_fit_in_a_message_or_not() {
             (&node, "/quarry.v1.DataNode/Confirm", a_million(confirm.encode_to_vec(), 3)),
             (&node, "/quarry.v1.DataNode/Commit", a_million(commit.encode_to_vec(), 4)),
             (&leader, "/quarry.v1.Control/Publish", a_million(publish.encode_to_vec(), 3)),
+            (&leader, "/quarry.v1.Control/Publish", a_million(Vec::new(), 5)),
             (&leader, "/quarry.v1.Control/Resolve", a_million(resolve.encode_to_vec(), 3)),
         ] {
             assert!(body.len() < MESSAGE_BYTES_MAX, "{method}: the limit of a message is not what refuses it");

@@ -168,6 +168,7 @@ async fn requests_with_missing_or_impossible_parts_are_refused_and_the_meta_node
         writer: Bytes::from_static(&[1; 16]),
         entries: vec![v1::CommitEntry { key: Bytes::from_static(b"k"), ..Default::default() }],
         attested: vec![Bytes::from_static(&[4; 200])],
+        ..Default::default()
     };
     let answer = at_leader(&metas, |mut control| {
         let publish = publish.clone();

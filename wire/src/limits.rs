@@ -22,6 +22,8 @@ pub const COPIES_MAX: usize = 3;
 pub const SLOTS_PER_SLAB_MAX: u32 = 4096;
 /// Most entries in one commit batch: it is one signature per holder.
 pub const COMMIT_ENTRIES_MAX: usize = 4096;
+/// Most publishes in one call.
+pub const PUBLISHES_TOGETHER_MAX: usize = 64;
 /// Most batches that are signed again in one call: they are one command.
 pub const RESIGNED_PER_CALL_MAX: usize = 200;
 /// Most keys in one resolve, delete or existence call.

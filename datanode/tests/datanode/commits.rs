@@ -5,6 +5,7 @@ use crate::support::{
     writer,
 };
 use bytes::Bytes;
+use futures::future::join_all;
 use quarry_proto::{
     convert,
     refusal::Refusal,
@@ -249,4 +250,67 @@ async fn empty_and_oversized_batches_are_refused() {
     assert!(matches!(commit_as(&a, &grant, 7, &[a.id], many, PATIENCE).await, Err(Refusal::TooLarge(_))));
     let nobody = commit_as(&a, &grant, 7, &[], vec![frame(&grant, 0, "k").entry()], PATIENCE).await;
     assert!(matches!(nobody, Err(Refusal::Malformed(it)) if it.field == "written"));
+}
+
+/// Commits that come together, through a shard that knows calls of several publishes and one that does not.
+#[tokio::test]
+async fn of_commits_that_come_together_each_has_its_own_outcome_whoever_they_travel_with() {
+    let double = Double::start().await;
+    let a = node(&double, 10).await;
+    for knows_one_alone in [false, true] {
+        double.state.lock().knows_one_alone = knows_one_alone;
+        double.state.lock().calls.clear();
+        let mut sent = Vec::new();
+        let first = if knows_one_alone { 40 } else { 0 };
+        for number in first..first + 15_u32 {
+            let grant = grant(&double, &[a.id], u64::from(number) + 1, 7, 2 * (number - first), 2);
+            let there = frame(&grant, 0, &format!("there {number}"));
+            write(&double, &[&a], &grant, &[&there]).await;
+            // Every third grant is one that the shard does not know, every fifth commit of a frame that nobody wrote.
+            let frame = if number % 5 == 4 { frame(&grant, 1, "nowhere") } else { there };
+            if number % 3 == 2 {
+                double.state.lock().grants.remove(&grant.id);
+            }
+            sent.push((number, grant, frame));
+        }
+        let commits = sent.iter().map(async |(number, grant, frame)| (*number, commit(&a, grant, &[frame]).await));
+        for (number, outcome) in join_all(commits).await {
+            match (number % 5, number % 3) {
+                (4, _) => assert_eq!(outcome.unwrap(), [Code::Malformed], "{number}"),
+                (_, 2) => assert!(matches!(outcome, Err(Refusal::UnknownGrant(_))), "{number}: {outcome:?}"),
+                _ => assert_eq!(outcome.unwrap(), [Code::Committed], "{number}"),
+            }
+        }
+        let calls = double.state.lock().calls.clone();
+        assert!(calls.iter().all(|calls| *calls == 1) || !knows_one_alone, "{calls:?}");
+    }
+}
+
+#[tokio::test]
+async fn commits_whose_shared_answer_is_lost_are_each_indeterminate_at_their_own_deadline() {
+    let double = Double::start().await;
+    let a = node(&double, 10).await;
+    let mut sent = Vec::new();
+    for number in 0..6_u32 {
+        let grant = grant(&double, &[a.id], u64::from(number) + 1, 7, 2 * number, 2);
+        let frame = frame(&grant, 0, &format!("lost {number}"));
+        write(&double, &[&a], &grant, &[&frame]).await;
+        sent.push((Duration::from_millis(800 + 300 * u64::from(number % 3)), grant, frame));
+    }
+    for mood in [Mood::Silent, Mood::Unsure] {
+        double.state.lock().mood = mood.clone();
+        let commits = sent.iter().map(async |(wait, grant, frame)| {
+            let begun = Instant::now();
+            let outcome = commit_as(&a, grant, 7, &[a.id], vec![frame.entry()], *wait).await;
+            (outcome, begun.elapsed() < *wait)
+        });
+        for (outcome, in_time) in join_all(commits).await {
+            assert!(matches!(outcome, Err(Refusal::Indeterminate(_))), "{mood:?}: {outcome:?}");
+            assert!(in_time, "{mood:?}: before the caller gave up");
+        }
+    }
+    double.state.lock().mood = Mood::Judges;
+    for (_, grant, frame) in &sent {
+        assert_eq!(commit(&a, grant, &[frame]).await.unwrap(), [Code::Committed]);
+    }
 }

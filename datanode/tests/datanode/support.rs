@@ -113,6 +113,10 @@ pub(crate) enum Mood {
 pub(crate) struct DoubleState {
     pub(crate) generation: u32,
     pub(crate) mood: Mood,
+    /// It knows no calls of several publishes, as builds before them.
+    pub(crate) knows_one_alone: bool,
+    /// Publishes in each call.
+    pub(crate) calls: Vec<usize>,
     pub(crate) grants: BTreeMap<GrantId, Grant>,
     pub(crate) published: Vec<v1::PublishRequest>,
     pub(crate) outcomes: BTreeMap<(GrantId, u32), v1::CommitOutcome>,
@@ -233,6 +237,22 @@ impl DoubleState {
         self.nodes.clone_from(&other.nodes);
     }
 
+    /// Each of a call as if it had come alone.
+    fn judge_all(&mut self, request: v1::PublishRequest) -> Result<v1::PublishReply, Refusal> {
+        if request.together.is_empty() || self.knows_one_alone {
+            self.calls.push(1);
+            return self.judge(request);
+        }
+        self.calls.push(request.together.len());
+        let together = request.together.into_iter().map(|publish| v1::PublishAnswer {
+            answer: Some(match self.judge(publish) {
+                Ok(reply) => v1::publish_answer::Answer::Reply(reply),
+                Err(refusal) => v1::publish_answer::Answer::Refusal(v1::Refusal { kind: Some(refusal) }),
+            }),
+        });
+        Ok(v1::PublishReply { together: together.collect(), ..Default::default() })
+    }
+
     /// As a shard does: the first outcome stands; else enough valid attestations commit.
     fn judge(&mut self, request: v1::PublishRequest) -> Result<v1::PublishReply, Refusal> {
         let id = convert::grant_id(request.grant)?;
@@ -280,7 +300,7 @@ impl DoubleState {
             |entry: &v1::CommitEntry| self.outcomes.entry((id, entry.slot)).or_insert_with(|| fresh.clone()).clone();
         let outcomes = request.entries.iter().map(outcome).collect();
         self.published.push(request);
-        Ok(v1::PublishReply { outcomes, applied_ms: 77 })
+        Ok(v1::PublishReply { outcomes, applied_ms: 77, ..Default::default() })
     }
 }
 
@@ -299,10 +319,10 @@ impl Control for Serves {
     async fn publish(&self, request: Request<v1::PublishRequest>) -> Result<Response<v1::PublishReply>, Status> {
         let mood = self.0.lock().mood.clone();
         match mood {
-            Mood::Judges => Ok(Response::new(self.0.lock().judge(request.into_inner())?)),
+            Mood::Judges => Ok(Response::new(self.0.lock().judge_all(request.into_inner())?)),
             Mood::Unsure => {
                 // Applied, and the answer is lost.
-                self.0.lock().judge(request.into_inner())?;
+                self.0.lock().judge_all(request.into_inner())?;
                 Err(Refusal::Indeterminate(v1::Indeterminate { why: "lost".to_owned() }).into())
             }
             Mood::Silent => pending().await,

@@ -99,8 +99,8 @@ pub(super) async fn resign(
             let why = format!("a batch of {} is signed again by itself alone, the caller is {node}", said.node);
             return Err(Refusal::Untrusted(v1::Untrusted { why }));
         }
+        publish::verify(core, &signed, deadline).await?;
         let Signed { generation, serial, signature, .. } = signed;
-        publish::verify(core, signed, deadline).await?;
         batches.push(Resigned { batch: BatchRef(named.batch), root: said.root, generation, serial, signature });
     }
     match shard.hosted.propose(ShardCommand::Resign { node, batches }, deadline).await?.outcome {

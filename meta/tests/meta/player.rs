@@ -232,6 +232,7 @@ impl Writer {
             writer: self.id.0.to_vec().into(),
             entries: entries.to_vec(),
             attested: attested.iter().map(|it| it.encode().into()).collect(),
+            ..Default::default()
         }
     }
 

@@ -160,6 +160,74 @@ async fn a_statement_that_is_not_the_holders_own_about_these_entries_is_not_beli
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn publishes_that_share_a_call_are_each_answered_as_if_they_had_come_alone() {
+    let cluster = Cluster::new().await;
+    let nodes = [DataNode::join(&cluster, 11).await, DataNode::join(&cluster, 12).await];
+    let writer = Writer::new(&cluster.create_namespace("kv", 2).await);
+    let grant = writer.grant(&cluster).await;
+    let one = |slot: u32, key: &str| {
+        let entries = [entry(slot, key)];
+        let attested: Vec<_> = nodes.iter().map(|node| node.attest(&grant, &entries)).collect();
+        writer.publish(&grant, &entries, &attested)
+    };
+    let (first, second, mut forged) = (one(0, "first"), one(1, "second"), one(2, "forged"));
+    let mut bytes = forged.attested[1].to_vec();
+    *bytes.last_mut().unwrap() ^= 1;
+    forged.attested[1] = bytes.into();
+    let unknown = quarry_wire::ids::GrantId { sequence: quarry_wire::ids::Ordinal::default(), ..grant.id };
+    let unknown = v1::PublishRequest { grant: Some(unknown.into()), ..one(3, "unknown") };
+    let empty = v1::PublishRequest { entries: Vec::new(), ..first.clone() };
+    let nested = v1::PublishRequest { together: vec![first.clone()], ..Default::default() };
+    let stolen = v1::PublishRequest { writer: vec![9; 16].into(), ..one(4, "stolen") };
+    let exists = one(5, "first");
+    let together = vec![first.clone(), forged, second, unknown, empty, nested, stolen, exists, first.clone()];
+    let whole = v1::PublishRequest { together, ..Default::default() };
+
+    for again in [false, true] {
+        let at_leader = async |node: &Node| {
+            let reply = node.control().publish(whole.clone()).await?;
+            match reply.get_ref().together.first().and_then(|first| first.answer.as_ref()) {
+                Some(v1::publish_answer::Answer::Refusal(v1::Refusal {
+                    kind: Some(refusal @ Refusal::NotLeader(_)),
+                })) => Err(refusal.clone().into_status()),
+                _ => Ok(reply),
+            }
+        };
+        let reply = cluster.ask(at_leader).await.unwrap();
+        assert!(reply.outcomes.is_empty() && reply.together.len() == whole.together.len());
+        let answers: Vec<_> = reply.together.into_iter().map(|answer| answer.answer.unwrap()).collect();
+        for (place, expected) in [
+            (0, Code::Committed),
+            (2, Code::Committed),
+            (3, Code::UnknownGrant),
+            (7, Code::Exists),
+            (8, Code::Committed),
+        ] {
+            let v1::publish_answer::Answer::Reply(reply) = &answers[place] else { panic!("{place}: {answers:?}") };
+            assert_eq!(codes(&reply.outcomes), [expected], "{place}, again: {again}");
+            assert!(reply.applied_ms > 0);
+        }
+        let refused = |place: usize| match &answers[place] {
+            v1::publish_answer::Answer::Refusal(refusal) => refusal.kind.clone().unwrap(),
+            v1::publish_answer::Answer::Reply(reply) => panic!("{place}: {reply:?}"),
+        };
+        assert!(matches!(refused(1), Refusal::Untrusted(_)), "{:?}", refused(1));
+        assert!(matches!(refused(4), Refusal::Malformed(it) if it.field == "entries"));
+        assert!(matches!(refused(5), Refusal::Malformed(it) if it.field == "together"));
+        assert!(matches!(refused(6), Refusal::Untrusted(_)), "{:?}", refused(6));
+    }
+    let keys = ["first", "second", "forged", "unknown", "stolen"];
+    let reply = resolve(&cluster, &writer.resolve(&keys, 0)).await;
+    assert_eq!(reply.items.iter().map(|it| it.found).collect::<Vec<_>>(), [true, true, false, false, false]);
+
+    let beside = v1::PublishRequest { together: vec![first.clone()], ..first.clone() };
+    assert!(matches!(publish(&cluster, &beside).await, Err(Refusal::Malformed(it)) if it.field == "together"));
+    let many = v1::PublishRequest { together: vec![first; 65], ..Default::default() };
+    assert!(matches!(publish(&cluster, &many).await, Err(Refusal::TooLarge(it)) if (it.limit, it.found) == (64, 65)));
+    cluster.assert_equal_hashes(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn outcomes_say_what_stood_in_the_way() {
     let cluster = Cluster::new().await;
     let node = DataNode::join(&cluster, 11).await;

@@ -12,7 +12,7 @@ pub mod refusal;
 pub mod telemetry;
 
 /// The generated messages and services (`proto/quarry.proto`).
-#[expect(clippy::allow_attributes, unused_qualifications, reason = "generated code")]
+#[expect(clippy::allow_attributes, clippy::use_self, unused_qualifications, reason = "generated code")]
 pub mod v1 {
     tonic::include_proto!("quarry.v1");
 }

@@ -114,10 +114,15 @@ impl Telemetry {
         };
         counter!(REQUESTS, "method" => name, "code" => code_name(code)).increment(1);
         if let Some(refusal) = Refusal::from_status(&status) {
-            let resource = refusal.resource().to_owned();
-            counter!(REFUSALS, "kind" => refusal.name(), "resource" => resource).increment(1);
+            refused(&refusal);
         }
     }
+}
+
+/// Counts a refusal. Calls that are turned down as a whole are counted by themselves.
+pub fn refused(refusal: &Refusal) {
+    let resource = refusal.resource().to_owned();
+    counter!(REFUSALS, "kind" => refusal.name(), "resource" => resource).increment(1);
 }
 
 impl<S> Layer<S> for Telemetry {
