@@ -7,6 +7,7 @@ use crate::{
     cluster::Cluster,
     error::CallError,
     host::Entropy,
+    reached::Reached,
     retry::{self, CallStep, Fault},
     stats::Counters,
     view::View,
@@ -133,6 +134,7 @@ impl Control {
         let began = Instant::now();
         let mut hint = self.leaders.lock().get(&group).cloned();
         let mut attempt = 0;
+        let mut reached = Reached::default();
         loop {
             let address = hint.unwrap_or_else(|| self.any_meta());
             let fault = match self.try_meta(&address, method, request.clone(), deadline, &send).await {
@@ -151,8 +153,11 @@ impl Control {
             let is_silent = matches!(fault, Fault::TimedOut | Fault::Transport(_));
             // Who does not answer for one group does not for the others that it led.
             self.leaders.lock().retain(|other, held| *other != group && !(is_silent && *held == address));
+            reached.note(&address, &fault);
             if Instant::now() + after >= deadline {
-                return Err(gave_up(fault, &format!("the leader of group {group}")));
+                let described = self.view.read().metas().len();
+                let metas = if described == 0 { self.cluster.metas.len() } else { described };
+                return Err(gave_up(fault, &format!("the leader of group {group}"), reached.told(group, metas)));
             }
             hint = leader.or_else(|| is_silent.then(|| self.another_meta(&address)));
             self.pause(after).await;
@@ -428,12 +433,15 @@ impl Control {
 }
 
 /// The error when the time is over and not the patience.
-fn gave_up(fault: Fault, what: &str) -> CallError {
+fn gave_up(fault: Fault, what: &str, reached: Option<String>) -> CallError {
+    let with = |last: String| reached.as_ref().map_or_else(|| last.clone(), |reached| format!("{reached}; {last}"));
     match fault.into_error(what) {
         // It says itself when to come again.
         CallError::Refused(refusal) if !matches!(*refusal, Refusal::TooManyRequests(_)) => {
-            CallError::Deadline { last: refusal.to_string() }
+            CallError::Deadline { last: with(refusal.to_string()) }
         }
+        CallError::Unreachable { what, last } => CallError::Unreachable { what, last: with(last) },
+        CallError::Indeterminate { why } => CallError::Indeterminate { why: with(why) },
         error => error,
     }
 }

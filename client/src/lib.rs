@@ -36,6 +36,7 @@ mod metrics;
 mod namespace;
 mod options;
 mod pins;
+mod reached;
 mod read;
 mod remove;
 mod retry;

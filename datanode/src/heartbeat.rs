@@ -103,6 +103,7 @@ fn note(node: &Node, address: &str, used_up: Option<String>) {
         let before = standing.forgotten().map(str::to_owned);
         standing.told.retain(|address, _| listeners.contains(address));
         standing.told.insert(address.to_owned(), used_up);
+        standing.asked = listeners.len();
         before.as_deref() != standing.forgotten()
     });
 }

@@ -103,6 +103,8 @@ pub(crate) struct Standing {
     pub(crate) last: String,
     /// What each meta node, by its address, said last of this node: that its number is used up, and why, or nothing of the kind.
     pub(crate) told: BTreeMap<String, Option<String>>,
+    /// How many meta nodes are asked.
+    pub(crate) asked: usize,
 }
 
 impl Standing {
@@ -111,12 +113,12 @@ impl Standing {
         self.forgotten().is_none() && self.recorded.len() == regions
     }
 
-    /// Why this node's number is used up, if most of the meta nodes that answered say so. One may be behind, or be left over from a history
-    /// that was given up.
+    /// Why this node's number is used up, if a majority of the meta nodes say so. One may be behind, or be left over from a history that was
+    /// given up, and be the only one that answers.
     pub(crate) fn forgotten(&self) -> Option<&str> {
         let mut against = self.told.values().flatten();
         let why = against.next()?;
-        (2 * (1 + against.count()) > self.told.len()).then_some(why)
+        (2 * (1 + against.count()) > self.asked).then_some(why)
     }
 }
 
@@ -323,6 +325,15 @@ impl DataNode {
         Err(DataNodeError::NotReady { ready: standing.recorded.len(), regions, last: standing.last })
     }
 
+    /// Waits until this node's number is known to be used up, and says why. Nobody can use what it holds then, and that does not change: it is to
+    /// be stopped.
+    pub async fn forgotten(&self) -> String {
+        let mut standing = self.node.standing.subscribe();
+        let told = standing.wait_for(|standing| standing.forgotten().is_some()).await;
+        let told = told.expect("the node keeps the sending half");
+        told.forgotten().expect("it was waited for").to_owned()
+    }
+
     /// Stops: arms nothing more, finishes the calls under way (5 s at most), closes every endpoint.
     pub async fn shutdown(mut self) {
         self.node.draining.store(true, Ordering::Release);
@@ -380,5 +391,30 @@ async fn expire(node: Arc<Node>) {
     loop {
         ticks.tick().await;
         node.holdings.lock().expire(node.clock.now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_takes_itself_for_forgotten_only_when_a_majority_of_all_meta_nodes_says_so() {
+        let mut standing = Standing { asked: 3, ..Standing::default() };
+        let mut says = |meta: &str, used_up: Option<&str>| {
+            standing.told.insert(meta.to_owned(), used_up.map(str::to_owned));
+            standing.forgotten().map(str::to_owned)
+        };
+        assert_eq!(
+            says("h:1", Some("forgotten")),
+            None,
+            "the only one that answers may be of a history that was given up"
+        );
+        assert_eq!(says("h:2", None), None, "one knows of nothing");
+        assert_eq!(says("h:3", Some("forgotten")).as_deref(), Some("forgotten"));
+        assert_eq!(says("h:1", None), None, "it took that back: a restore forgot that the node was forgotten");
+        let alone =
+            Standing { asked: 1, told: [("h:1".to_owned(), Some("why".to_owned()))].into(), ..Standing::default() };
+        assert!(alone.forgotten().is_some() && !alone.serves(0));
     }
 }

@@ -24,19 +24,19 @@ impl DataProbe {
     /// # Errors
     /// What is missing, as a sentence.
     pub fn ready(&self) -> Result<(), String> {
+        let standing = self.0.standing.borrow();
+        if let Some(forgotten) = standing.forgotten() {
+            return Err(forgotten.to_owned());
+        }
         if self.0.draining() {
             return Err("the node drains".to_owned());
         }
         if let Some(serial) = self.0.membership.revoked() {
             return Err(format!("certificate {serial}, which the node signs under, is revoked"));
         }
-        let standing = self.0.standing.borrow();
         let (recorded, regions) = (standing.recorded.len(), self.0.regions.len());
         if standing.serves(regions) {
             return Ok(());
-        }
-        if let Some(forgotten) = standing.forgotten() {
-            return Err(forgotten.to_owned());
         }
         Err(format!("{recorded} of {regions} regions are registered; last heard: {:?}", standing.last))
     }

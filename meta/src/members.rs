@@ -12,7 +12,10 @@ use crate::{
     machine::Replicated,
     service::ask_status,
 };
-use futures::future::join_all;
+use futures::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt as _},
+};
 use quarry_meta_state::{
     Directory,
     directory::{DirectoryCommand, DirectoryOutcome, MemberChange, NumberedChange},
@@ -303,6 +306,24 @@ async fn conclude(core: &Core, change: &NumberedChange) {
     }
 }
 
+/// Asks meta nodes for their status, all at once, until `enough` have answered or the deadline is over: one that hangs holds nobody up.
+pub(crate) async fn ask_until(
+    core: &Core,
+    others: &[(NodeId, String)],
+    enough: usize,
+    deadline: Instant,
+) -> Vec<v1::StatusReply> {
+    let mut asked: FuturesUnordered<_> =
+        others.iter().map(|(node, address)| ask_status(core, *node, address, deadline)).collect();
+    let mut heard = Vec::new();
+    while heard.len() < enough
+        && let Some(answer) = asked.next().await
+    {
+        heard.extend(answer);
+    }
+    heard
+}
+
 /// Waits until this node knows to be committed, in every group, all that a majority of the directory's voters had in their logs when they were
 /// asked: so all that was committed before. False if no majority answers, or it takes too long.
 async fn has_caught_up(core: &Core) -> bool {
@@ -310,11 +331,10 @@ async fn has_caught_up(core: &Core) -> bool {
     let voters: Vec<_> = status.members.iter().filter(|(_, member)| member.voter).collect();
     let own = RaftNodeId(core.config.node.0);
     let others = voters.iter().filter(|(node, _)| **node != own);
-    let deadline = Instant::now() + PATIENCE;
-    let asked = others.map(|(node, member)| ask_status(core, NodeId(node.0), &member.addr, deadline));
-    let heard: Vec<v1::StatusReply> = join_all(asked).await.into_iter().flatten().collect();
-    let own_vote = usize::from(voters.iter().any(|(node, _)| **node == own));
-    if 2 * (heard.len() + own_vote) <= voters.len() {
+    let others: Vec<_> = others.map(|(node, member)| (NodeId(node.0), member.addr.clone())).collect();
+    let needed = (voters.len() / 2 + 1).saturating_sub(voters.len() - others.len());
+    let heard = ask_until(core, &others, needed, Instant::now() + PATIENCE).await;
+    if heard.len() < needed {
         return false;
     }
     let has = |group: GroupStatus| {

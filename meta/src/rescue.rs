@@ -77,6 +77,14 @@ pub enum RescueError {
         /// The node or the address.
         found: String,
     },
+    /// The node is none of those of the plan.
+    #[error("the plan has no {node}, it has {}", planned.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    NotPlanned {
+        /// The node that was named.
+        node: NodeId,
+        /// The nodes of the plan.
+        planned: Vec<NodeId>,
+    },
     /// The node's removal had begun.
     #[error("{node} was removed from the cluster, its number is used up: take another node, or restore a backup")]
     Retired {
@@ -350,6 +358,10 @@ fn replay<S: Replicated>(offline: &Offline, group: GroupId, fresh: S) -> Result<
 pub fn restore(backup: &Backup, plan: &RestorePlan, dir: &Path, node: NodeId) -> Result<Begun, RescueError> {
     let manifest = backup.manifest();
     no_repetition(&plan.metas)?;
+    let planned = plan.metas.iter().map(|meta| meta.node);
+    if !planned.clone().any(|it| it == node) {
+        return Err(RescueError::NotPlanned { node, planned: planned.collect() });
+    }
     same("the UUID", plan.cluster, &manifest.cluster)?;
     same("the root key", plan.root, &manifest.root)?;
     same("the number of shards", plan.shards, manifest.shards)?;

@@ -50,14 +50,23 @@ async fn an_operator_adds_removes_and_replaces_meta_nodes_while_a_client_writes(
     let done = cluster.raft_admin(&["member", "promote", "4"]).await.done();
     assert_eq!(done["state"], "done");
     assert_eq!(members(&cluster, "voter").await, [1, 2, 3, 4]);
-    cluster.raft_admin(&["member", "remove", "1"]).await.done();
+    // Another one hangs meanwhile: of the usual deadline that costs little.
+    cluster.kill(Member::Meta(2), Signal::STOP).await.unwrap();
+    let last = cluster.raft_admin(&["member", "remove", "77", "--timeout", "3s"]).await;
+    assert!(last.code == Some(3) && last.said.contains("is no member"), "{last:?}");
+    cluster.raft_admin(&["member", "remove", "1", "--timeout", "3s"]).await.done();
+    cluster.kill(Member::Meta(2), Signal::CONT).await.unwrap();
     let again = cluster.raft_admin(&["member", "remove", "1"]).await.done();
     assert_eq!(again["state"], "done");
-    assert!(cluster.raft_admin(&["member", "add", "1", &at.to_string()]).await.refused().contains("never used again"));
+    let used = cluster.raft_admin(&["member", "add", "1", &at.to_string()]).await;
+    assert!(used.code == Some(4) && used.said.contains("never used again"), "{used:?}");
+    // It was a meta node: there is no data node of that number to be forgotten.
+    assert_eq!(cluster.raft_admin(&["node", "forget", "1"]).await.code, Some(3));
     assert_eq!(members(&cluster, "voter").await, [2, 3, 4]);
 
     cluster.kill(Member::Meta(2), Signal::KILL).await.unwrap();
-    assert!(cluster.raft_admin(&["member", "remove", "3"]).await.refused().contains("would vote"));
+    let lonely = cluster.raft_admin(&["member", "remove", "3"]).await;
+    assert!(lonely.code == Some(6) && lonely.said.contains("silent: node-2 at "), "{lonely:?}");
     let (_, at) = cluster.add_meta().unwrap();
     eventually(PATIENCE, "the second is replaced", async || {
         let ran = cluster.raft_admin(&["member", "replace", "2", "5", &at.to_string()]).await;
@@ -124,6 +133,10 @@ async fn an_operator_drains_decommissions_and_forgets_a_data_node() {
     }
     lone.get("lone-0").await.unwrap().expect("what it holds is still read");
 
+    for command in [&["drain", "77"][..], &["decommission", "77"], &["forget", "77"], &["rotate-key", "77"]] {
+        let unknown = cluster.raft_admin(&[&["node"], command].concat()).await;
+        assert!(unknown.code == Some(3) && unknown.said.contains("no data node"), "{command:?}: {unknown:?}");
+    }
     assert!(cluster.raft_admin(&["node", "forget", &name]).await.refused().contains("decommission it first"));
     assert!(cluster.raft_admin(&["node", "decommission", &name]).await.refused().contains("last copy"));
     let gone = cluster.raft_admin(&["node", "decommission", &name, "--yes"]).await.done();

@@ -15,7 +15,7 @@ pub struct Key(ThinArc<(), u8>);
 
 /// Why bytes are not a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a key has 1 to {KEY_BYTES_MAX} bytes, this one has {found}: shorten it, or hash its long part")]
+#[error("a key has 1 to {KEY_BYTES_MAX} bytes, found {found}{}", if *found > KEY_BYTES_MAX { ": shorten it, or hash its long part" } else { "" })]
 pub struct KeyLengthError {
     /// How many bytes there were.
     pub found: usize,

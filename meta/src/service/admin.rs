@@ -371,6 +371,7 @@ pub(crate) fn status(core: &Core) -> v1::StatusReply {
         change_done: done.map(|held| message(&held, &[])),
         retired,
         neediest,
+        node_silence_ms: millis(core.config.node_silence),
         draining: core.host.is_draining(),
     }
 }

@@ -10,9 +10,8 @@ use super::{
 };
 use crate::{
     core::Core,
-    members::{LAG_MAX, PATIENCE, removed, voters_with},
+    members::{LAG_MAX, PATIENCE, ask_until, removed, voters_with},
 };
-use futures::future::join_all;
 use quarry_meta_state::directory::{
     DirectoryCommand, DirectoryOutcome, MemberChange, Standing, members::MemberRefusal,
 };
@@ -126,7 +125,7 @@ async fn comes(core: &Core, node: NodeId, address: &str, certificate: &[u8], dea
         let why = format!("{node} is a member already, at {}: remove it, and add one with another number", held.addr);
         return Err(Refusal::node_refused(Reason::AlreadyMember, node.0, why));
     }
-    let status = ask_status(core, node, address, deadline.min(Instant::now() + PATIENCE)).await;
+    let status = ask_status(core, node, address, soon(deadline)).await;
     let status = status.map_err(|refusal| match refusal {
         Refusal::NotReady(it) => Refusal::node_refused(Reason::Silent, node.0, it.why),
         other => other,
@@ -156,6 +155,12 @@ async fn comes(core: &Core, node: NodeId, address: &str, certificate: &[u8], dea
     }
 }
 
+/// When another node must have answered, so that its silence can be told in time.
+fn soon(deadline: Instant) -> Instant {
+    let now = Instant::now();
+    now + PATIENCE.min(deadline.saturating_duration_since(now) / 2)
+}
+
 /// Whether the node's past is that of this cluster in its present generation: an earlier addition was cut short, or cancelled. One that has a log
 /// and does not know the cluster yet cannot tell.
 fn is_ours(core: &Core, status: &v1::StatusReply) -> bool {
@@ -171,7 +176,7 @@ async fn is_caught_up(core: &Core, node: NodeId, deadline: Instant) -> Result<()
         let why = format!("{node} is no member: add it first");
         return Err(Refusal::node_refused(Reason::NotAMember, node.0, why));
     };
-    let status = ask_status(core, node, &held.addr, deadline.min(Instant::now() + PATIENCE)).await;
+    let status = ask_status(core, node, &held.addr, soon(deadline)).await;
     let status = status.map_err(|refusal| Refusal::node_refused(Reason::Silent, node.0, refusal))?;
     let shards = core.shards.iter().map(|shard| shard.hosted.group.status());
     for own in std::iter::once(core.directory.group.status()).chain(shards) {
@@ -206,21 +211,22 @@ async fn keeps_a_quorum(core: &Core, change: &MemberChange, deadline: Instant) -
         let why = format!("{} is the last voter: add and promote another first", NodeId(node));
         return Err(Refusal::node_refused(Reason::LastVoter, node, why));
     }
-    let patience = deadline.min(Instant::now() + PATIENCE);
     // Whoever comes was heard just now, and need not have an address here yet.
     let asked = voters.iter().filter(|it| it.0 != core.config.node.0 && Some(**it) != comes);
     let asked: Vec<_> = asked.filter_map(|it| Some((NodeId(it.0), members.get(it)?.addr.clone()))).collect();
-    let answers = join_all(asked.iter().map(|(node, address)| ask_status(core, *node, address, patience))).await;
-    let silent: Vec<String> =
-        asked.iter().zip(&answers).filter(|(_, it)| it.is_err()).map(|((node, _), _)| node.to_string()).collect();
-    let answer = voters.len() - silent.len();
-    if 2 * answer > voters.len() {
+    let needed = voters.len() / 2 + 1;
+    let others = needed.saturating_sub(voters.len() - asked.len());
+    let heard = ask_until(core, &asked, others, soon(deadline)).await;
+    if heard.len() >= others {
         return Ok(());
     }
+    let answered: BTreeSet<u64> = heard.iter().map(|reply| reply.node).collect();
+    let silent = asked.iter().filter(|(node, _)| !answered.contains(&node.0));
+    let silent: Vec<String> = silent.map(|(node, address)| format!("{node} at {address}")).collect();
     let why = format!(
-        "of the {} nodes that would vote only {answer} answer, {} are needed; silent: {}",
+        "of the {} nodes that would vote only {} answer, {needed} are needed; silent: {}",
         voters.len(),
-        voters.len() / 2 + 1,
+        voters.len() - silent.len(),
         silent.join(", ")
     );
     Err(Refusal::node_refused(Reason::NoQuorum, node, why))
@@ -320,8 +326,10 @@ pub(super) async fn forget(
     core.directory.read_linearized(deadline, |_, _| ()).await?;
     core.made()?;
     let node = NodeId(asked.node);
-    // Forgotten before: the same again changes nothing.
-    if !core.directory.read(|directory| directory.is_retired(node)) {
+    // Forgotten before: the same again changes nothing. But a meta node that was removed was never to be forgotten here.
+    let forgotten =
+        core.directory.read(|directory| directory.is_retired(node) && directory.was_certified(node, Role::DataNode));
+    if !forgotten {
         known(core, node)?;
     }
     match core.directory.propose(DirectoryCommand::ForgetNode { node }, deadline).await?.outcome {

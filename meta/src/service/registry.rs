@@ -199,7 +199,8 @@ fn heartbeat(core: &Core, asked: v1::HeartbeatRequest) -> Result<v1::HeartbeatRe
 }
 
 fn forgotten(node: NodeId) -> Refusal {
-    let why = format!("{node} was forgotten, and a number is never used again: give the node a new one");
+    let why =
+        format!("{node} was forgotten, its number is never used again: give it another number, with a key of its own");
     Refusal::node_refused(v1::node_refused::Reason::Retired, node.0, why)
 }
 

@@ -5,10 +5,10 @@
 mod health;
 mod plan;
 
-pub use health::{Health, State};
+pub use health::{Health, State, late_after_ms};
 pub use plan::{BootstrapPlan, PLAN_VERSION, PlanError, PlannedMeta};
 
-use crate::exit::Failure;
+use crate::exit::{Code as Exit, Failure};
 use bytes::Bytes;
 use quarry_proto::{protocol::Announce, refusal::Refusal, v1};
 use quarry_trust::{Expect, Trust};
@@ -79,6 +79,14 @@ pub enum CallError {
         /// What was given.
         address: String,
     },
+    /// Of several that were asked nobody could do it, and some did not answer.
+    #[error("{last}; no answer from: {}", silent.join(", "))]
+    Silent {
+        /// What was met last by those who answered, if any did.
+        last: Box<CallError>,
+        /// Who did not answer, beside whom that names.
+        silent: Vec<String>,
+    },
 }
 
 impl CallError {
@@ -91,8 +99,36 @@ impl CallError {
                 **refusal,
                 Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::TooManyRequests(_) | Refusal::Indeterminate(_)
             ),
+            Self::Silent { last, .. } => last.is_passing(),
             Self::Failed { .. } | Self::Address { .. } => false,
         }
+    }
+
+    /// Whether nobody answered.
+    #[must_use]
+    pub const fn is_silence(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Deadline { .. })
+    }
+
+    /// The refusal, if it was one.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused { refusal, .. } => Some(refusal),
+            Self::Silent { last, .. } => last.refusal(),
+            Self::Unreachable { .. } | Self::Deadline { .. } | Self::Failed { .. } | Self::Address { .. } => None,
+        }
+    }
+
+    /// The same, with those who did not answer, as far as it does not name them itself.
+    #[must_use]
+    pub(crate) fn beside(self, silent: impl IntoIterator<Item = String>) -> Self {
+        let named = match &self {
+            Self::Unreachable { address, .. } | Self::Deadline { address, .. } => address.clone(),
+            _ => String::new(),
+        };
+        let silent: Vec<String> = silent.into_iter().filter(|address| *address != named).collect();
+        if silent.is_empty() { self } else { Self::Silent { last: Box::new(self), silent } }
     }
 }
 
@@ -275,8 +311,8 @@ pub async fn status_all(
 /// Those of `addresses` that do not answer now, or not soon, while others do.
 pub(crate) async fn silent(trust: &Trust, addresses: &[String], deadline: Duration) -> BTreeSet<String> {
     let answers = status_all(trust, addresses, LOOK.min(deadline)).await;
-    let is_silent = |answer| matches!(answer, Err(CallError::Unreachable { .. } | CallError::Deadline { .. }));
     let asked = addresses.iter().cloned().zip(answers);
+    let is_silent = |answer: Result<_, CallError>| answer.is_err_and(|wrong| wrong.is_silence());
     let silent: BTreeSet<_> = asked.filter_map(|(address, answer)| is_silent(answer).then_some(address)).collect();
     // Where all are, it is not known of any.
     if silent.len() < addresses.len() { silent } else { BTreeSet::new() }
@@ -433,9 +469,23 @@ pub const ADMINISTRATOR: &str = "this needs an administrator's credentials: --cr
 pub fn unless_forbidden<T>(answers: &[Result<T, CallError>]) -> Result<(), Failure> {
     let forbidden = |wrong: &&CallError| matches!(wrong, CallError::Refused { refusal, .. } if matches!(**refusal, Refusal::Forbidden(_)));
     match answers.iter().filter_map(|answer| answer.as_ref().err()).find(forbidden) {
-        Some(wrong) if answers.iter().all(Result::is_err) => Err(Failure::error(wrong).hint(ADMINISTRATOR)),
+        Some(wrong) if answers.iter().all(Result::is_err) => Err(Failure::from(wrong.clone()).hint(ADMINISTRATOR)),
         _ => Ok(()),
     }
+}
+
+/// That somebody answered.
+///
+/// # Errors
+/// That nobody did, with what each one met.
+pub fn is_heard<T>(answers: &[Result<T, CallError>]) -> Result<(), Failure> {
+    if answers.iter().any(Result::is_ok) { Ok(()) } else { Err(nobody(answers)) }
+}
+
+/// No meta node answers, and what each one met.
+pub fn nobody<T>(answers: &[Result<T, CallError>]) -> Failure {
+    let met: Vec<String> = answers.iter().filter_map(|answer| Some(answer.as_ref().err()?.to_string())).collect();
+    Failure::new(Exit::Unavailable, format!("no meta node answers: {}", met.join("; ")))
 }
 
 /// Calls and bytes by method, summed over processes; the bytes of both directions.

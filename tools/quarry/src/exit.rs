@@ -2,12 +2,13 @@
 //!
 //! The same for all our commands. Decides which error has which code; the commands decide what is an error.
 
-use crate::{local::LocalError, stderr};
+use crate::{admin, backups::SaveError, local::LocalError, stderr};
 use clap::{ValueEnum, error::ErrorKind};
 use quarry_client::{CallError, ClusterError, ConnectError, DeleteError, GetError, NamespaceError, PutError};
-use quarry_proto::refusal::Refusal;
+use quarry_meta::backup::BackupError;
+use quarry_proto::{refusal::Refusal, v1::node_refused::Reason};
 use serde_json::{Value, json};
-use std::{ffi::OsString, process::ExitCode};
+use std::{error::Error, ffi::OsString, io, path::Path, process::ExitCode};
 
 /// The exit codes, as every help tells them.
 pub const CODES_HELP: &str = "\
@@ -15,8 +16,8 @@ Exit codes:
   0  done
   1  error
   2  wrong usage
-  3  not found
-  4  conflict: exists already, or another version is current
+  3  not found: no such key, namespace, node, group or file
+  4  conflict: exists already, a number that is used up, another version is current
   5  no space
   6  unavailable, or not done by its deadline
 
@@ -41,9 +42,9 @@ pub enum Code {
     Error = 1,
     /// The command line cannot be meant.
     Usage = 2,
-    /// There is no such key or namespace.
+    /// There is no such key, namespace, node, group or file.
     NotFound = 3,
-    /// It exists already, or another version is current.
+    /// It exists already, or its number was used, or another version is current.
     Conflict = 4,
     /// No memory or disk is left.
     NoSpace = 5,
@@ -97,6 +98,19 @@ impl Failure {
     /// An error without a code of its own.
     pub fn error(message: impl ToString) -> Self {
         Self::new(Code::Error, message)
+    }
+    /// An error whose code is that of what the system said, if that is its cause: a file that is missing is not found.
+    pub fn of(error: impl Error + 'static) -> Self {
+        let mut deepest: &(dyn Error + 'static) = &error;
+        while let Some(source) = deepest.source() {
+            deepest = source;
+        }
+        let code = deepest.downcast_ref::<io::Error>().map_or(Code::Error, of_system);
+        Self::new(code, error)
+    }
+    /// What the system said of a file.
+    pub fn of_file(path: &Path, wrong: &io::Error) -> Self {
+        Self::new(of_system(wrong), format!("{}: {wrong}", path.display()))
     }
     /// A command line that cannot be meant.
     pub fn usage(message: impl ToString) -> Self {
@@ -182,16 +196,43 @@ fn wants_json(words: impl IntoIterator<Item = OsString>) -> bool {
 /// What to do without a cluster file.
 const CLUSTER_HINT: &str = "name the cluster file, or a quarry:// URL, with --cluster or QUARRY_CLUSTER; quarry up makes a cluster and prints the path of its file";
 
-fn of_call(error: &CallError) -> Code {
-    match error {
-        CallError::Unreachable { .. } | CallError::Deadline { .. } => Code::Unavailable,
-        CallError::UnknownNamespace { .. } => Code::NotFound,
-        CallError::Refused(refusal) => match **refusal {
-            Refusal::NotLeader(_) | Refusal::NotReady(_) | Refusal::TooManyRequests(_) => Code::Unavailable,
-            Refusal::NoSpace(_) => Code::NoSpace,
-            Refusal::UnknownNamespace(_) => Code::NotFound,
+fn of_system(error: &io::Error) -> Code {
+    match error.kind() {
+        io::ErrorKind::NotFound => Code::NotFound,
+        io::ErrorKind::AlreadyExists => Code::Conflict,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Code::NoSpace,
+        _ => Code::Error,
+    }
+}
+
+/// A refusal means the same whichever command hears it.
+fn of_refusal(refusal: &Refusal) -> Code {
+    match refusal {
+        Refusal::NotLeader(_)
+        | Refusal::NotReady(_)
+        | Refusal::TooManyRequests(_)
+        | Refusal::TooFewNodes(_)
+        | Refusal::Indeterminate(_) => Code::Unavailable,
+        Refusal::NoSpace(_) => Code::NoSpace,
+        Refusal::UnknownNamespace(_) => Code::NotFound,
+        Refusal::NamespaceExists(_) | Refusal::AlreadyBootstrapped(_) => Code::Conflict,
+        Refusal::NodeRefused(it) => match it.reason() {
+            Reason::Unknown | Reason::NotAMember | Reason::NotUnderWay => Code::NotFound,
+            Reason::Retired | Reason::AlreadyMember | Reason::OtherRole | Reason::UnderWay => Code::Conflict,
+            Reason::Silent | Reason::Behind | Reason::NoQuorum => Code::Unavailable,
             _ => Code::Error,
         },
+        _ => Code::Error,
+    }
+}
+
+fn of_call(error: &CallError) -> Code {
+    match error {
+        CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Indeterminate { .. } => {
+            Code::Unavailable
+        }
+        CallError::UnknownNamespace { .. } => Code::NotFound,
+        CallError::Refused(refusal) => of_refusal(refusal),
         _ => Code::Error,
     }
 }
@@ -212,22 +253,41 @@ fn by_call(call: &CallError, shown: &impl ToString) -> Failure {
     failure
 }
 
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self::error(error)
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::of(error)
     }
 }
 impl From<LocalError> for Failure {
     fn from(error: LocalError) -> Self {
-        let code = if matches!(error, LocalError::Deadline { .. }) { Code::Unavailable } else { Code::Error };
-        Self::new(code, error)
+        if matches!(error, LocalError::Deadline { .. }) { Self::new(Code::Unavailable, error) } else { Self::of(error) }
     }
 }
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
         let missing = matches!(error, ClusterError::File { .. });
-        let failure = Self::error(error);
+        let failure = Self::of(error);
         if missing { failure.hint(CLUSTER_HINT) } else { failure }
+    }
+}
+impl From<admin::CallError> for Failure {
+    fn from(error: admin::CallError) -> Self {
+        let code = match error.refusal() {
+            Some(refusal) => of_refusal(refusal),
+            None if error.is_passing() => Code::Unavailable,
+            None => Code::Error,
+        };
+        Self::new(code, error)
+    }
+}
+impl From<SaveError> for Failure {
+    fn from(error: SaveError) -> Self {
+        match error {
+            SaveError::Call(call) => call.into(),
+            SaveError::Backup(BackupError::Exists { .. }) => Self::new(Code::Conflict, error),
+            SaveError::Deadline { .. } => Self::new(Code::Unavailable, error),
+            SaveError::Mixed { .. } | SaveError::Backup(_) => Self::of(error),
+        }
     }
 }
 impl From<CallError> for Failure {
@@ -312,6 +372,40 @@ mod tests {
         assert_eq!(Failure::from(GetError::Call(unknown)).code, Code::NotFound);
         assert_eq!(Failure::from(NamespaceError::Exists { name: "kv".into() }).code, Code::Conflict);
         assert_eq!(put(PutError::TooLarge { limit: 1, found: 2 }), Code::Error);
+    }
+
+    #[test]
+    fn a_refusal_of_an_administrators_command_has_the_code_of_what_it_means() {
+        let refused = |refusal: Refusal| {
+            let refusal = Box::new(refusal);
+            Failure::from(admin::CallError::Refused { address: "h:1".into(), refusal }).code
+        };
+        let of = |reason| refused(Refusal::node_refused(reason, 7, "why"));
+        for reason in [Reason::Unknown, Reason::NotAMember, Reason::NotUnderWay] {
+            assert_eq!(of(reason), Code::NotFound, "{reason:?}");
+        }
+        for reason in [Reason::Retired, Reason::AlreadyMember, Reason::OtherRole, Reason::UnderWay] {
+            assert_eq!(of(reason), Code::Conflict, "{reason:?}");
+        }
+        for reason in [Reason::Silent, Reason::Behind, Reason::NoQuorum] {
+            assert_eq!(of(reason), Code::Unavailable, "{reason:?}");
+        }
+        assert_eq!(of(Reason::LastCopies), Code::Error);
+        assert_eq!(refused(Refusal::malformed("field", "one", "another")), Code::Error);
+        let deadline = admin::CallError::Deadline { address: "h:1".into(), after: std::time::Duration::from_secs(1) };
+        let silent = admin::CallError::Silent { last: Box::new(deadline), silent: vec!["h:2".into()] };
+        assert_eq!(Failure::from(silent.clone()).code, Code::Unavailable);
+        assert_eq!(silent.to_string(), "h:1 did not answer within 1s; no answer from: h:2");
+    }
+
+    #[test]
+    fn a_file_that_is_missing_is_not_found_and_one_that_is_there_a_conflict() {
+        let missing = crate::admin::BootstrapPlan::read(Path::new("/no/such/plan")).unwrap_err();
+        assert_eq!(Failure::of(missing).code, Code::NotFound);
+        let file = Path::new("backup").to_owned();
+        assert_eq!(Failure::from(SaveError::Backup(BackupError::Exists { file })).code, Code::Conflict);
+        assert_eq!(Failure::of(io::Error::from(io::ErrorKind::StorageFull)).code, Code::NoSpace);
+        assert_eq!(Failure::of(io::Error::from(io::ErrorKind::PermissionDenied)).code, Code::Error);
     }
 
     #[test]

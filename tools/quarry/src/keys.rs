@@ -5,7 +5,7 @@
 
 use crate::{
     cli::{KeysCommand, Lasting, RevokeArgs},
-    exit::{Failure, Format},
+    exit::{Code, Failure, Format},
 };
 use quarry::{
     config::NODE_CREDENTIALS,
@@ -39,7 +39,7 @@ pub(crate) fn run(command: KeysCommand, format: Format) -> Result<(), Failure> {
         KeysCommand::Client { root, roles, name, out, lasting } => {
             let root = read(&root)?;
             let identity = Identity::client(root.cluster, &roles, &name).map_err(Failure::usage)?;
-            credentials::write(&out, &root, &identity, &[], validity(&lasting)).map_err(Failure::error)?;
+            credentials::write(&out, &root, &identity, &[], validity(&lasting)).map_err(Failure::of)?;
             made(&identity, &[&out], &lasting, format)
         }
     }
@@ -47,7 +47,7 @@ pub(crate) fn run(command: KeysCommand, format: Format) -> Result<(), Failure> {
 
 fn root(out: &Path, format: Format) -> Result<(), Failure> {
     let root = Root::generate().map_err(Failure::error)?;
-    root.write(out).map_err(Failure::error)?;
+    root.write(out).map_err(Failure::of)?;
     let (cluster, public) = (root.cluster.to_string(), root.public().to_string());
     Ok(line(match format {
         Format::Json => json!({ "root": out, "cluster": cluster, "public": public }).to_string(),
@@ -69,19 +69,20 @@ fn node(
 ) -> Result<(), Failure> {
     let identity = Identity::node(root.cluster, role, id).map_err(Failure::usage)?;
     let file = out.join(NODE_CREDENTIALS);
-    credentials::write(&file, root, &identity, addresses, validity(lasting)).map_err(Failure::error)?;
+    credentials::write(&file, root, &identity, addresses, validity(lasting)).map_err(Failure::of)?;
     made(&identity, &[&out.join(NODE_KEY), &file], lasting, format)
 }
 
 /// Sees to it that the folder of a node has its signing key.
 fn signer(root: &Root, role: Role, id: NodeId, out: &Path, new: bool) -> Result<(), Failure> {
-    fs::create_dir_all(out).map_err(|wrong| Failure::error(format!("{}: {wrong}", out.display())))?;
+    fs::create_dir_all(out).map_err(|wrong| Failure::of_file(out, &wrong))?;
     let key = out.join(NODE_KEY);
     let is_there = key.exists();
     if is_there {
-        let held = Signer::read(&key, role, root.cluster, root.public()).map_err(Failure::error)?;
+        let held = Signer::read(&key, role, root.cluster, root.public()).map_err(Failure::of)?;
         if held.node() != id {
-            return Err(Failure::error(format!("{} is the key of {}, not of {id}", key.display(), held.node())));
+            let what = format!("{} is the key of {}, not of {id}", key.display(), held.node());
+            return Err(Failure::new(Code::Conflict, what));
         }
         // A node keeps its signing key unless it is told otherwise: what it signed stays believed.
         if !new {
@@ -91,15 +92,15 @@ fn signer(root: &Root, role: Role, id: NodeId, out: &Path, new: bool) -> Result<
     // Random, since whoever has the root key need not remember what it certified.
     let serial = CertificateSerial(u64::from_le_bytes(random().map_err(Failure::error)?).max(1));
     let made = root.certify(serial, id, role).map_err(Failure::error)?;
-    if is_there { made.write_over(&key) } else { made.write(&key) }.map_err(Failure::error)
+    if is_there { made.write_over(&key) } else { made.write(&key) }.map_err(Failure::of)
 }
 
 /// Adds serials to the list in its file, under the next number.
 fn revoke(args: &RevokeArgs, format: Format) -> Result<(), Failure> {
     let root = read(&args.root)?;
-    let before = List::read(&args.list, root.cluster, root.public()).map_err(Failure::error)?;
+    let before = List::read(&args.list, root.cluster, root.public()).map_err(Failure::of)?;
     let list = List::after(before.as_ref(), &root, args.serials.iter().copied().map(CertificateSerial));
-    list.write(&args.list).map_err(Failure::error)?;
+    list.write(&args.list).map_err(Failure::of)?;
     let said = &list.signed.statement;
     let serials: Vec<u64> = said.serials.iter().map(|serial| serial.0).collect();
     let (number, count, path) = (said.number, serials.len(), args.list.display());
@@ -112,7 +113,7 @@ fn revoke(args: &RevokeArgs, format: Format) -> Result<(), Failure> {
 }
 
 fn read(root: &Path) -> Result<Root, Failure> {
-    Root::read(root).map_err(|wrong| Failure::error(wrong).hint("quarry keys root makes the root key of a new cluster"))
+    Root::read(root).map_err(|wrong| Failure::of(wrong).hint("quarry keys root makes the root key of a new cluster"))
 }
 
 fn validity(lasting: &Lasting) -> Validity {

@@ -3,7 +3,7 @@
 use crate::{
     cli::{DaemonArgs, LogFormat},
     descriptors,
-    exit::Failure,
+    exit::{Code, Failure},
     http::{AdminPort, META, Probe},
     logs,
     supervised::Supervised,
@@ -33,7 +33,7 @@ use tracing::{info, warn};
 /// Runs a meta node until it is asked to end.
 pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Result<(), Failure> {
     die_with_parent().map_err(Failure::error)?;
-    let file: MetaFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
+    let file: MetaFile = load(&args.config, &overrides(args)?).map_err(Failure::of)?;
     let (cluster, identity) = who(&file.node, Role::Meta)?;
     let node = identity.node();
     let trust = trust(&file.tls, node, Role::Meta, &cluster)?;
@@ -94,7 +94,7 @@ pub(crate) async fn meta(args: &DaemonArgs, log_format: Option<LogFormat>) -> Re
 /// Runs a data node until it is asked to end.
 pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -> Result<(), Failure> {
     die_with_parent().map_err(Failure::error)?;
-    let file: DataNodeFile = load(&args.config, &overrides(args)?).map_err(Failure::error)?;
+    let file: DataNodeFile = load(&args.config, &overrides(args)?).map_err(Failure::of)?;
     let (cluster, identity) = who(&file.node, Role::DataNode)?;
     let node = identity.node();
     let trust = trust(&file.tls, node, Role::DataNode, &cluster)?;
@@ -138,11 +138,21 @@ pub(crate) async fn datanode(args: &DaemonArgs, log_format: Option<LogFormat>) -
     admin.running(Probe::Data(data_node.probe()));
     supervised.follow(admin.health());
     info!(cluster = %cluster.uuid, address = %data_node.address(), admin = %admin.address(), "the data node serves");
-    end.wait().await;
+    let forgotten = tokio::select! {
+        () = end.wait() => None,
+        why = data_node.forgotten() => Some(why),
+    };
     supervised.stopping();
-    info!("the data node drains");
+    let Some(why) = forgotten else {
+        info!("the data node drains");
+        data_node.shutdown().await;
+        return Ok(());
+    };
+    tracing::error!(%node, why, "the data node was forgotten and stops: nobody can use what it holds");
     data_node.shutdown().await;
-    Ok(())
+    // A code that the unit does not start it again for: it would be told the same.
+    let hint = "quarry keys node --role datanode --id NEW makes the keys of another number";
+    Err(Failure::new(Code::Conflict, format!("the data node stops: {why}")).hint(hint))
 }
 
 /// The file that a data node's signing key is in.
@@ -177,7 +187,7 @@ fn overrides(args: &DaemonArgs) -> Result<Overrides, Failure> {
 
 fn who(node: &NodeSection, role: Role) -> Result<(Cluster, Identity), Failure> {
     let cluster = Cluster::from_file(&node.cluster)?;
-    let identity = Identity::read(&node.key, role, cluster.uuid, cluster.root).map_err(Failure::error)?;
+    let identity = Identity::read(&node.key, role, cluster.uuid, cluster.root).map_err(Failure::of)?;
     Ok((cluster, identity))
 }
 
@@ -193,7 +203,7 @@ fn trust(tls: &TlsSection, node: NodeId, role: Role, cluster: &Cluster) -> Resul
         node.0,
         file.parent().unwrap_or_else(|| Path::new(".")).display()
     );
-    Trust::mutual(file, cluster.uuid, cluster.root).map_err(|wrong| Failure::error(wrong).hint(make))
+    Trust::mutual(file, cluster.uuid, cluster.root).map_err(|wrong| Failure::of(wrong).hint(make))
 }
 
 fn tell_of(trust: &Trust) {

@@ -30,7 +30,7 @@ const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
 pub(crate) async fn top(args: &TopArgs, format: Format) -> Result<(), Failure> {
     let cluster = cluster(&args.cluster, args.credentials.as_deref())?;
-    let trust = cluster.trust().map_err(Failure::error)?;
+    let trust = cluster.trust().map_err(Failure::of)?;
     let mut before = read(&trust, &cluster.metas).await?;
     loop {
         sleep_until(before.at + EVERY).await;

@@ -142,7 +142,7 @@ impl<'a> ReadyFile<'a> {
         // Written aside and renamed, so that whoever waits for it finds it whole.
         let aside = path.with_added_extension("new");
         let written = fs::write(&aside, format!("{}\n", cluster_file.display())).and_then(|()| fs::rename(aside, path));
-        written.map_err(|wrong| Failure::error(format!("{}: {wrong}", path.display())))?;
+        written.map_err(|wrong| Failure::of_file(path, &wrong))?;
         Ok(Self(path))
     }
 }

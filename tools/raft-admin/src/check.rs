@@ -98,7 +98,7 @@ impl Figures {
 
 pub(crate) async fn run(command: CheckCommand, format: Format) -> Result<ExitCode, Failure> {
     let CheckCommand::Perf { dir, span, disk_only, group, ask } = command;
-    let disk = measure_disk(&dir, span).map_err(|wrong| Failure::error(format!("{}: {wrong}", dir.display())))?;
+    let disk = measure_disk(&dir, span).map_err(|wrong| Failure::of_file(&dir, &wrong))?;
     let disk = disk.ok_or_else(|| Failure::usage("--span is too short for a single write"))?;
     let commits = match ask.cluster {
         Some(cluster) if !disk_only => {
@@ -178,13 +178,14 @@ async fn measure_commits(ask: &Ask, group: u32, span: Duration) -> Result<Figure
     let answers = admin::status_all(&trust, &metas, ask.timeout).await;
     admin::unless_forbidden(&answers)?;
     let heard = || answers.iter().filter_map(|answer| answer.as_ref().ok());
+    if heard().next().is_some() && !heard().any(|reply| reply.groups.iter().any(|it| it.group == group)) {
+        return Err(Failure::new(Code::NotFound, format!("there is no group {group}")));
+    }
     let leader = admin::leader_of(heard(), group)
         .ok_or_else(|| Failure::new(Code::Unavailable, format!("group {group} has no leader")))?;
     let address = metas.iter().zip(&answers).find(|(_, it)| it.as_ref().is_ok_and(|it| it.node == leader.0));
     let (address, _) = address.ok_or_else(|| Failure::new(Code::Unavailable, format!("{leader} does not answer")))?;
-    let took = perf::stamps(&trust, address, group, CLIENTS, span).await.map_err(|wrong| {
-        if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
-    })?;
+    let took = perf::stamps(&trust, address, group, CLIENTS, span).await?;
     Figures::of(took, span).ok_or_else(|| Failure::usage("--span is too short for a single commit"))
 }
 

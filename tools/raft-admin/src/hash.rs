@@ -95,7 +95,7 @@ pub(crate) async fn run(asked: Hash, format: Format) -> Result<ExitCode, Failure
         missing.clear();
         let answers = ask_all(&trust, &metas, &at, limit).await;
         if let Some(Err(wrong)) = answers.iter().find(|it| matches!(it, Err(wrong) if !wrong.is_passing())) {
-            return Err(Failure::error(wrong));
+            return Err(wrong.clone().into());
         }
         for answer in answers {
             match answer {

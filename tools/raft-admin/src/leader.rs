@@ -52,12 +52,8 @@ pub(crate) async fn run(command: LeaderCommand, format: Format) -> Result<ExitCo
 async fn heard(trust: &Trust, metas: &[String], timeout: Duration) -> Result<Vec<(String, v1::StatusReply)>, Failure> {
     let answers = admin::status_all(trust, metas, timeout).await;
     admin::unless_forbidden(&answers)?;
-    let heard: Vec<_> =
-        metas.iter().cloned().zip(answers).filter_map(|(address, answer)| Some((address, answer.ok()?))).collect();
-    if heard.is_empty() {
-        return Err(Failure::new(Code::Unavailable, "no meta node answers"));
-    }
-    Ok(heard)
+    admin::is_heard(&answers)?;
+    Ok(metas.iter().cloned().zip(answers).filter_map(|(address, answer)| Some((address, answer.ok()?))).collect())
 }
 
 /// The answers of those that answer soon; only if none does, of those that answer at all.
@@ -124,10 +120,6 @@ fn led(heard: &[(String, v1::StatusReply)], moves: &[(u64, v1::LeaderMove)], for
     }
 }
 
-fn failure(wrong: &CallError) -> Failure {
-    if wrong.is_passing() { Failure::new(Code::Unavailable, wrong) } else { Failure::error(wrong) }
-}
-
 async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = present(ask).await?;
     let mut heard = heard_soon(&trust, &metas, ask).await?;
@@ -156,12 +148,12 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
                     heard = heard_soon(&trust, &metas, ask).await?;
                     continue;
                 }
-                Err(wrong) if !wrong.is_passing() => return Err(failure(&wrong)),
+                Err(wrong) if !wrong.is_passing() => return Err(wrong.into()),
                 // What a node said tells more than that it did not answer in the last moment.
                 Err(wrong) if said && !matches!(wrong, CallError::Refused { .. }) => {}
                 Err(wrong) => {
                     said = matches!(wrong, CallError::Refused { .. });
-                    last = failure(&wrong);
+                    last = wrong.into();
                 }
             }
         }
@@ -183,7 +175,7 @@ async fn balance(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     loop {
         let before = moves.len();
         for (address, reply) in heard {
-            let answer = admin::balance_leaders(&trust, &address, left()).await.map_err(|wrong| failure(&wrong))?;
+            let answer = admin::balance_leaders(&trust, &address, left()).await?;
             moves.extend(answer.moves.into_iter().map(|it| (reply.node, it)));
         }
         let failed = moves.iter().any(|(_, it)| !it.failed.is_empty());
@@ -207,7 +199,7 @@ pub(crate) async fn drain(node: u64, undo: bool, ask: &Ask, format: Format) -> R
     let deadline = Instant::now() + ask.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let led = loop {
-        let answer = admin::drain(&trust, address, undo, left()).await.map_err(|wrong| failure(&wrong))?;
+        let answer = admin::drain(&trust, address, undo, left()).await?;
         if answer.led.is_empty() || left() <= PAUSE {
             break answer.led;
         }

@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use quarry::{
-    exit::{Failure, Format},
+    exit::{Code, Failure, Format},
     stderr, stdout,
 };
 use quarry_meta::rescue::{self, LogLine, RescueError};
@@ -36,7 +36,7 @@ pub(crate) fn run(command: LogCommand, format: Format) -> Result<ExitCode, Failu
         None => there,
         Some(group) if there.contains(&group) => vec![group],
         Some(group) => {
-            return Err(Failure::error(format!("{} has no group {group}, but {there:?}", dir.display())));
+            return Err(Failure::new(Code::NotFound, format!("{} has no group {group}, but {there:?}", dir.display())));
         }
     };
     // None: whoever reads the lines has enough.

@@ -143,9 +143,9 @@ fn main() -> ExitCode {
 async fn run(command: Command, format: Format) -> Result<ExitCode, Failure> {
     match command {
         Command::Bootstrap { plan, credentials, no_tls: _, timeout } => {
-            let plan = BootstrapPlan::read(&plan).map_err(Failure::error)?;
+            let plan = BootstrapPlan::read(&plan).map_err(Failure::of)?;
             let trust = match credentials {
-                Some(file) => Trust::mutual(&file, plan.cluster, plan.root).map_err(Failure::error)?,
+                Some(file) => Trust::mutual(&file, plan.cluster, plan.root).map_err(Failure::of)?,
                 None => Trust::off(),
             };
             bootstrap(&plan, &trust, timeout, format).await
@@ -174,12 +174,8 @@ async fn bootstrap(
     format: Format,
 ) -> Result<ExitCode, Failure> {
     admin::bootstrap(plan, trust, timeout).await.map_err(|wrong| {
-        if wrong.is_passing() {
-            Failure::new(Code::Unavailable, &wrong).hint("start all meta nodes of the plan; --timeout waits longer")
-        } else {
-            // A refusal that time does not change.
-            Failure::error(&wrong)
-        }
+        let (passing, failure) = (wrong.is_passing(), Failure::from(wrong));
+        if passing { failure.hint("start all meta nodes of the plan; --timeout waits longer") } else { failure }
     })?;
     let (cluster, metas, shards) = (plan.cluster, plan.metas.len(), plan.shards);
     line(match format {
@@ -192,7 +188,7 @@ async fn bootstrap(
 /// The meta nodes that are asked, and how.
 fn whom(ask: &Ask) -> Result<(Vec<String>, Trust), Failure> {
     let cluster = named::cluster(&ask.cluster, ask.credentials.as_deref())?;
-    let trust = cluster.trust().map_err(Failure::error)?;
+    let trust = cluster.trust().map_err(Failure::of)?;
     Ok((cluster.metas, trust))
 }
 
@@ -213,10 +209,8 @@ async fn status(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
         Format::Json => line(report::json(&metas, &answers))?,
         Format::Text => line(report::text(&metas, &answers))?,
     }
-    if answers.iter().any(Result::is_ok) {
-        return Ok(ExitCode::SUCCESS);
-    }
-    Err(Failure::new(Code::Unavailable, "no meta node answers"))
+    admin::is_heard(&answers)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn health(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {

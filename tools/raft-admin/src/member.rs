@@ -27,8 +27,6 @@ use tokio::time::{Instant, sleep};
 
 /// Between two looks at how far a change is.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Deadline of one look.
-const LOOK: Duration = Duration::from_secs(2);
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum MemberCommand {
@@ -39,6 +37,7 @@ pub(crate) enum MemberCommand {
     /// Send all logs to a new node, which does not vote yet. It runs already, with an empty folder and a key of its own.
     Add {
         /// Its number, which no node had before.
+        #[arg(value_parser = number_of_node())]
         node: u64,
         /// host:port where it listens.
         address: String,
@@ -51,6 +50,7 @@ pub(crate) enum MemberCommand {
     /// Let a node vote that was added before and has caught up.
     Promote {
         /// The node.
+        #[arg(value_parser = number_of_node())]
         node: u64,
         #[command(flatten)]
         change: ChangeArgs,
@@ -58,6 +58,7 @@ pub(crate) enum MemberCommand {
     /// End the membership of a node, dead or alive. Its number is never used again. Refused if the others would be no majority.
     Remove {
         /// The node.
+        #[arg(value_parser = number_of_node())]
         node: u64,
         #[command(flatten)]
         change: ChangeArgs,
@@ -65,8 +66,10 @@ pub(crate) enum MemberCommand {
     /// Let a new node take the vote of another, which may be dead.
     Replace {
         /// The node that leaves.
+        #[arg(value_parser = number_of_node())]
         old: u64,
         /// The number of the new one.
+        #[arg(value_parser = number_of_node())]
         new: u64,
         /// host:port where the new one listens.
         address: String,
@@ -80,9 +83,15 @@ pub(crate) enum MemberCommand {
     Cancel(Ask),
 }
 
+/// A node is numbered from 1.
+fn number_of_node() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..)
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct ChangeArgs {
-    /// How long to wait for the end of the change; it goes on if that is not enough, and the same command waits again.
+    /// How long to wait for the end of the change, and to ask until it begins, at least as long as --timeout; it goes on if that is not enough, and
+    /// the same command waits again.
     #[arg(long, value_name = "SPAN", default_value = "60s", value_parser = humantime::parse_duration)]
     wait: Duration,
     #[command(flatten)]
@@ -107,7 +116,7 @@ pub(crate) async fn run(command: MemberCommand, format: Format) -> Result<ExitCo
         }
         MemberCommand::Cancel(ask) => {
             let (metas, trust) = crate::whom(&ask)?;
-            let (metas, _) = admin::status_of_present(&trust, &metas, ask.timeout).await;
+            let (metas, _) = admin::status_of_present(&trust, &metas, admin::LOOK.min(ask.timeout)).await;
             let reply = members::change(&trust, &metas, &asked(Kind::Cancel, 0), ask.timeout).await.map_err(failure)?;
             say(format, "cancelled", &number(reply.number), "what it did stays: see raft-admin member list")
         }
@@ -118,32 +127,26 @@ pub(crate) async fn run(command: MemberCommand, format: Format) -> Result<ExitCo
 fn read(file: Option<PathBuf>, ask: &Ask) -> Result<Bytes, Failure> {
     let Some(file) = file else { return Ok(Bytes::new()) };
     let cluster = named::cluster(&ask.cluster, ask.credentials.as_deref())?;
-    let identity = Identity::read(&file, Role::Meta, cluster.uuid, cluster.root).map_err(Failure::error)?;
+    let identity = Identity::read(&file, Role::Meta, cluster.uuid, cluster.root).map_err(Failure::of)?;
     Ok(identity.certificate.encode().into())
 }
 
 fn failure(wrong: admin::CallError) -> Failure {
-    if wrong.is_passing() {
-        return Failure::new(Code::Unavailable, &wrong);
-    }
-    let hint = match &wrong {
-        admin::CallError::Refused { refusal, .. } => match &**refusal {
-            Refusal::NodeRefused(it) => match it.reason() {
-                Reason::UnderWay => Some("raft-admin member status tells how far it is"),
-                Reason::Silent => {
-                    Some("start it first: quarry meta with the same cluster file, a key of its own, an empty folder")
-                }
-                Reason::Behind => Some("--wait waits until it has caught up"),
-                Reason::NoQuorum => {
-                    Some("start the silent nodes again, or replace them one by one: raft-admin member replace")
-                }
-                _ => None,
-            },
+    let hint = match wrong.refusal() {
+        Some(Refusal::NodeRefused(it)) => match it.reason() {
+            Reason::UnderWay => Some("raft-admin member status tells how far it is"),
+            Reason::Silent => {
+                Some("start it first: quarry meta with the same cluster file, a key of its own, an empty folder")
+            }
+            Reason::Behind => Some("--wait waits until it has caught up"),
+            Reason::NoQuorum => {
+                Some("start the silent nodes again, or replace them one by one: raft-admin member replace")
+            }
             _ => None,
         },
         _ => None,
     };
-    let failure = Failure::error(&wrong);
+    let failure = Failure::from(wrong);
     match hint {
         Some(hint) => failure.hint(hint),
         None => failure,
@@ -165,15 +168,20 @@ fn say(format: Format, state: &str, change: &str, text: &str) -> Result<ExitCode
 /// Begins the change and waits for its end, telling on stderr how far it is.
 async fn change(asked: v1::ChangeMembersRequest, args: &ChangeArgs, format: Format) -> Result<ExitCode, Failure> {
     let (file, trust) = crate::whom(&args.ask)?;
-    let (metas, answers) = admin::status_of_present(&trust, &file, args.ask.timeout).await;
+    let start = Instant::now();
+    let until = start + args.wait;
+    // It is asked once at least, whatever may be waited for.
+    let begin = start + args.wait.max(args.ask.timeout);
+    let left = |until: Instant| until.saturating_duration_since(Instant::now());
+    let (metas, answers) = admin::status_of_present(&trust, &file, admin::LOOK.min(args.ask.timeout)).await;
     admin::unless_forbidden(&answers)?;
     if answers.iter().all(Result::is_err) {
-        return Err(Failure::new(Code::Unavailable, "no meta node answers"));
+        // Those that are only slow have all the time that one question has.
+        admin::is_heard(&admin::status_all(&trust, &metas, args.ask.timeout).await)?;
     }
-    let until = Instant::now() + args.wait;
     let mut said = String::new();
     let begun = loop {
-        match members::change(&trust, &metas, &asked, args.ask.timeout).await {
+        match members::change(&trust, &metas, &asked, args.ask.timeout.min(left(begin))).await {
             Ok(reply) => break reply.number,
             // What was removed stays removed: the same command again changes nothing.
             Err(admin::CallError::Refused { refusal, .. })
@@ -182,13 +190,13 @@ async fn change(asked: v1::ChangeMembersRequest, args: &ChangeArgs, format: Form
                 return say(format, "done", "of before", &refusal.to_string());
             }
             Err(admin::CallError::Refused { refusal, .. })
-                if is(&refusal, Reason::Behind) && Instant::now() < until =>
+                if is(&refusal, Reason::Behind) && left(begin) > LOOK_EVERY =>
             {
                 tell_once(&mut said, refusal.to_string());
                 sleep(LOOK_EVERY).await;
             }
             // Whoever led the directory is gone, or too busy. What was asked may have begun: the same again is the same change.
-            Err(wrong) if wrong.is_passing() && Instant::now() < until => {
+            Err(wrong) if wrong.is_passing() && left(begin) > LOOK_EVERY => {
                 tell_once(&mut said, format!("asked again: {wrong}"));
                 sleep(LOOK_EVERY).await;
             }
@@ -197,7 +205,7 @@ async fn change(asked: v1::ChangeMembersRequest, args: &ChangeArgs, format: Form
     };
     let mut told = String::new();
     loop {
-        let (_, answers) = admin::status_of_present(&trust, &metas, LOOK).await;
+        let (_, answers) = admin::status_of_present(&trust, &metas, admin::LOOK).await;
         let heard: Vec<&v1::StatusReply> = answers.iter().filter_map(|answer| answer.as_ref().ok()).collect();
         if let Some(done) = heard.iter().filter_map(|it| it.change_done.as_ref()).find(|it| it.number == begun) {
             return say(format, "done", &number(begun), &done.what);
@@ -308,9 +316,7 @@ async fn heard(ask: &Ask) -> Result<(Trust, Vec<Result<v1::StatusReply, admin::C
     let (metas, trust) = crate::whom(ask)?;
     let (_, answers) = admin::status_of_present(&trust, &metas, ask.timeout).await;
     admin::unless_forbidden(&answers)?;
-    if answers.iter().all(Result::is_err) {
-        return Err(Failure::new(Code::Unavailable, "no meta node answers"));
-    }
+    admin::is_heard(&answers)?;
     Ok((trust, answers))
 }
 

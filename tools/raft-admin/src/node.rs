@@ -9,7 +9,10 @@ use quarry::{
     revocations::{self, Admitted},
     stdout::line,
 };
-use quarry_proto::v1;
+use quarry_proto::{
+    refusal::Refusal,
+    v1::{self, node_refused::Reason},
+};
 use quarry_trust::Trust;
 use quarry_wire::{certificate::Role, ids::NodeId};
 use serde_json::{Value, json};
@@ -88,8 +91,10 @@ pub(crate) async fn run(command: NodeCommand, format: Format) -> Result<ExitCode
     }
 }
 
+/// A data node whose number is used up is none any more.
 fn failure(wrong: CallError) -> Failure {
-    if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
+    let gone = matches!(wrong.refusal(), Some(Refusal::NodeRefused(it)) if it.reason() == Reason::Retired);
+    if gone { Failure::new(Code::NotFound, wrong) } else { wrong.into() }
 }
 
 async fn set(
@@ -137,18 +142,15 @@ const fn name(standing: v1::Standing) -> &'static str {
 }
 
 /// In one word: what it may be used for, and whether it is there.
-fn state(node: &v1::DataNodeStatus, silence_ms: u64) -> &'static str {
+fn state(node: &v1::DataNodeStatus, late_after_ms: u64) -> &'static str {
     match (node.standing(), node.alive) {
         (v1::Standing::Decommissioned, _) => "decommissioned",
         (_, false) => "dead",
         (v1::Standing::Draining, true) => "draining",
-        (v1::Standing::Serving, true) if node.silent_ms > silence_ms => "silent",
+        (v1::Standing::Serving, true) if node.silent_ms > late_after_ms => "silent",
         (v1::Standing::Serving, true) => "alive",
     }
 }
-
-/// A data node that was not heard for so long is shown as silent; the cluster waits longer before it calls it dead.
-const SILENT_MS: u64 = 3_000;
 
 async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = crate::whom(ask)?;
@@ -157,7 +159,8 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let heard: Vec<&v1::StatusReply> = answers.iter().filter_map(|answer| answer.as_ref().ok()).collect();
     let leader = |group| admin::leader_of(heard.iter().copied(), group).map(|node| node.0);
     let judge = heard.iter().find(|it| Some(it.node) == leader(admin::DIRECTORY)).or_else(|| heard.first());
-    let Some(judge) = judge else { return Err(Failure::new(Code::Unavailable, "no meta node answers")) };
+    let Some(judge) = judge else { return Err(admin::nobody(&answers)) };
+    let late_after_ms = admin::late_after_ms(judge);
     // Of each shard the rows of its leader count.
     let space: Vec<&v1::SpaceStatus> =
         heard.iter().flat_map(|it| it.space.iter().filter(|row| leader(row.shard) == Some(it.node))).collect();
@@ -176,7 +179,7 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
         Format::Json => {
             let row = |it: &v1::DataNodeStatus| {
                 let [free, granted, committed, resting] = bytes(it.node);
-                json!({ "node": it.node, "address": it.address, "state": state(it, SILENT_MS), "silent_ms": it.silent_ms,
+                json!({ "node": it.node, "address": it.address, "state": state(it, late_after_ms), "silent_ms": it.silent_ms,
                     "host": it.host, "zone": it.zone,
                     "regions": it.regions.len(), "free_bytes": free, "granted_bytes": granted,
                     "committed_bytes": committed, "resting_bytes": resting })
@@ -204,7 +207,7 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
                     it.address.clone(),
                     it.host.clone(),
                     it.zone.clone(),
-                    state(it, SILENT_MS).to_owned(),
+                    state(it, late_after_ms).to_owned(),
                     format!("{} ms", it.silent_ms),
                     it.regions.len().to_string(),
                 ];
@@ -219,14 +222,11 @@ async fn list(ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
 
 async fn rotate_key(node: u64, why: &str, wait: Duration, ask: &Ask, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = crate::whom(ask)?;
-    let unavailable = |wrong| Failure::new(Code::Unavailable, wrong);
     let known = region::known(ask, &trust, &metas).await?;
     let address = &region::data_node(&known, node)?.address;
     let answer = regions::rotate_key(&trust, node, address, why, wait).await;
-    let rotated = answer.map_err(|wrong| {
-        if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
-    })?;
-    let newest = regions::newest(&trust, &metas, ask.timeout).await.map_err(unavailable)?;
+    let rotated = answer?;
+    let newest = regions::newest(&trust, &metas, ask.timeout).await?;
     let is_older = |it: &Admitted| {
         let said = it.certificate;
         !it.revoked && said.node == NodeId(node) && said.role == Role::DataNode && said.serial.0 != rotated.serial

@@ -55,7 +55,7 @@ pub(crate) fn data_node(known: &Known, node: u64) -> Result<&quarry_proto::v1::D
 }
 
 pub(crate) async fn known(ask: &Ask, trust: &Trust, metas: &[String]) -> Result<Known, Failure> {
-    regions::known(trust, metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))
+    Ok(regions::known(trust, metas, ask.timeout).await?)
 }
 
 fn as_json(known: &Known) -> Value {
@@ -97,9 +97,7 @@ async fn rotate(regions: Regions, why: &str, ask: &Ask, format: Format) -> Resul
     let known = known(ask, &trust, &metas).await?;
     let node = data_node(&known, regions.node)?;
     let answer = regions::rotate(&trust, node.node, &node.address, regions.index, why, ask.timeout).await;
-    let rotated = answer.map_err(|wrong| {
-        if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
-    })?;
+    let rotated = answer?;
     let name = |it: &quarry_proto::v1::RegionEpoch| (it.region.unwrap_or_default(), it.incarnation.unwrap_or_default());
     line(match format {
         Format::Json => {

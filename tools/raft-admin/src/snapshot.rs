@@ -77,13 +77,10 @@ pub(crate) async fn run(command: SnapshotCommand, format: Format) -> Result<Exit
         SnapshotCommand::Save { file, stale, cluster, credentials, timeout } => {
             let (metas, trust) = crate::present(&Ask { cluster, credentials, timeout }).await?;
             let saved = backups::save(&trust, &metas, &file, stale, timeout).await;
-            let manifest = saved.map_err(|wrong| {
-                if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
-            })?;
-            show(&file, &manifest, "saved", format)
+            show(&file, &saved?, "saved", format)
         }
         SnapshotCommand::Status { file } => {
-            let backup = Backup::open(&file).map_err(Failure::error)?;
+            let backup = Backup::open(&file).map_err(Failure::of)?;
             show(&file, backup.manifest(), "whole", format)
         }
         SnapshotCommand::Restore(asked) => restore(&asked, format),
@@ -121,13 +118,14 @@ fn show(file: &Path, manifest: &Manifest, state: &str, format: Format) -> Result
 }
 
 fn restore(asked: &Restore, format: Format) -> Result<ExitCode, Failure> {
-    let plan = BootstrapPlan::read(&asked.plan).map_err(Failure::error)?;
-    let backup = Backup::open(&asked.file).map_err(Failure::error)?;
+    let plan = BootstrapPlan::read(&asked.plan).map_err(Failure::of)?;
+    let backup = Backup::open(&asked.file).map_err(Failure::of)?;
     let revocations = match &asked.revocations {
         None => None,
         Some(file) => {
-            let list = List::read(file, plan.cluster, plan.root).map_err(Failure::error)?;
-            let list = list.ok_or_else(|| Failure::error(format!("there is no file {}", file.display())))?;
+            let list = List::read(file, plan.cluster, plan.root).map_err(Failure::of)?;
+            let list =
+                list.ok_or_else(|| Failure::new(Code::NotFound, format!("there is no file {}", file.display())))?;
             Some(list.signed)
         }
     };
@@ -183,14 +181,18 @@ pub(crate) fn tell(begun: &Begun, node: u64, dir: &Path, format: Format) -> Resu
 
 /// Two kinds of errors deserve a hint.
 pub(crate) fn failed(wrong: RescueError) -> Failure {
-    let failure = Failure::error(&wrong);
-    match wrong {
-        RescueError::OtherCluster { .. } => {
-            failure.hint("use the plan that the cluster was made with, its meta nodes changed")
-        }
-        RescueError::Generation { .. } => {
-            failure.hint("raft-admin status shows the generation that a running cluster is in")
-        }
-        _ => failure,
+    let hint = match &wrong {
+        RescueError::OtherCluster { .. } => Some("use the plan that the cluster was made with, its meta nodes changed"),
+        RescueError::Generation { .. } => Some("raft-admin status shows the generation that a running cluster is in"),
+        _ => None,
+    };
+    let failure = match &wrong {
+        RescueError::NotEmpty { .. } | RescueError::Retired { .. } => Failure::new(Code::Conflict, wrong),
+        RescueError::NotPlanned { .. } | RescueError::NoGroup { .. } => Failure::new(Code::NotFound, wrong),
+        _ => Failure::of(wrong),
+    };
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
     }
 }

@@ -33,8 +33,7 @@ pub(crate) enum RevocationCommand {
 pub(crate) async fn certificate(command: CertificateCommand, format: Format) -> Result<ExitCode, Failure> {
     let CertificateCommand::List(ask) = command;
     let (metas, trust) = crate::whom(&ask)?;
-    let newest =
-        regions::newest(&trust, &metas, ask.timeout).await.map_err(|wrong| Failure::new(Code::Unavailable, wrong))?;
+    let newest = regions::newest(&trust, &metas, ask.timeout).await?;
     let (certificates, number) = revocations::certificates(&newest);
     line(match format {
         Format::Json => {
@@ -72,13 +71,11 @@ pub(crate) async fn certificate(command: CertificateCommand, format: Format) -> 
 pub(crate) async fn revocation(command: RevocationCommand, format: Format) -> Result<ExitCode, Failure> {
     let RevocationCommand::Apply { list: path, ask } = command;
     let cluster = named::cluster(&ask.cluster, ask.credentials.as_deref())?;
-    let trust = cluster.trust().map_err(Failure::error)?;
-    let list = List::read(&path, cluster.uuid, cluster.root).map_err(Failure::error)?;
-    let list = list.ok_or_else(|| Failure::error(format!("there is no file {}", path.display())))?;
+    let trust = cluster.trust().map_err(Failure::of)?;
+    let list = List::read(&path, cluster.uuid, cluster.root).map_err(Failure::of)?;
+    let list = list.ok_or_else(|| Failure::new(Code::NotFound, format!("there is no file {}", path.display())))?;
     let answer = revocations::apply(&trust, &cluster.metas, &list.signed, ask.timeout).await;
-    let reply = answer.map_err(|wrong| {
-        if wrong.is_passing() { Failure::new(Code::Unavailable, &wrong) } else { Failure::error(&wrong) }
-    })?;
+    let reply = answer?;
     let serials = list.signed.statement.serials.len();
     // The list holds, whatever can be found out about its consequences.
     let silenced = regions::newest(&trust, &cluster.metas, ask.timeout)

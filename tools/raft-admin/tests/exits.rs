@@ -34,13 +34,25 @@ fn wrong_usage_missing_files_and_silent_clusters_are_told_apart() {
     std::fs::write(&silent, cluster.to_toml()).unwrap();
     for line in ["status", "health"] {
         expect(&none, &format!("{line} --no-such-flag"), 2, "usage");
-        let error = expect(&none, line, 1, "error");
+        let error = expect(&none, line, 3, "not_found");
         assert!(error["error"]["hint"].as_str().unwrap().contains("QUARRY_CLUSTER"), "{error}");
     }
     expect(&silent, "bootstrap", 2, "usage");
     expect(&silent, "bootstrap --plan /no/such/plan", 2, "usage");
-    expect(&silent, "bootstrap --plan /no/such/plan --no-tls", 1, "error");
-    expect(&silent, "status", 6, "unavailable");
+    expect(&silent, "bootstrap --plan /no/such/plan --no-tls", 3, "not_found");
+    for line in ["snapshot status /no/such/file", "revocation apply /no/such/file", "log dump --dir /no/such/folder"] {
+        expect(&silent, line, 3, "not_found");
+    }
+    std::fs::write(dir.path().join("backup"), "something else").unwrap();
+    let backup = dir.path().join("backup").display().to_string();
+    expect(&silent, &format!("snapshot save {backup}"), 4, "conflict");
+    expect(&silent, &format!("snapshot status {backup}"), 1, "error");
+    for line in ["add 0 127.0.0.1:1", "promote 0", "remove 0", "replace 1 0 127.0.0.1:1"] {
+        let error = expect(&silent, &format!("member {line}"), 2, "usage");
+        assert!(error["error"]["message"].as_str().unwrap().contains("0 is not in 1.."), "{error}");
+    }
+    let error = expect(&silent, "status", 6, "unavailable");
+    assert!(error["error"]["message"].as_str().unwrap().contains("127.0.0.1:1"), "{error}");
     // How the cluster does is the answer of health, also when it does badly.
     let health = on(&silent, "health -o json");
     assert_eq!(health.status.code(), Some(6));

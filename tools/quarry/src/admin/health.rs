@@ -9,6 +9,20 @@ use std::collections::BTreeSet;
 /// The role of a group whose disk or log failed on a node.
 const STOPPED: &str = "stopped";
 
+/// Part of the silence after which a data node is declared dead: longer, and it is late. By default three heartbeats and three seconds of ten, so
+/// that one that is lost changes nothing.
+const LATE_TENTHS: u64 = 3;
+/// However soon it is declared dead, it is not late before.
+const LATE_MS_MIN: u64 = 1_000;
+/// If nobody says when it is declared dead.
+const LATE_MS: u64 = 3_000;
+
+/// After how many milliseconds of silence a data node is late, by what the leader of the directory says.
+#[must_use]
+pub fn late_after_ms(judge: &v1::StatusReply) -> u64 {
+    if judge.node_silence_ms == 0 { LATE_MS } else { (judge.node_silence_ms / 10 * LATE_TENTHS).max(LATE_MS_MIN) }
+}
+
 /// How a cluster does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -102,9 +116,35 @@ impl Health {
                     node.node, node.node
                 )
             } else {
-                format!("{at} is silent for {} ms", node.silent_ms)
+                format!("{at} is silent for {} ms and declared dead", node.silent_ms)
             };
             health.add(State::Degraded, problem);
+        }
+        let late_after = late_after_ms(judge);
+        let is_late = |node: &&v1::DataNodeStatus| node.alive && node.silent_ms > late_after;
+        let mut late = 0;
+        for node in judge.data_nodes.iter().filter(is_late).filter(|node| !is_out(node)) {
+            let silent = node.silent_ms / 1_000;
+            let dead = judge.node_silence_ms / 1_000;
+            let problem = format!(
+                "data node {} at {} does not answer: silent for {silent} s, declared dead after {dead} s",
+                node.node, node.address
+            );
+            health.add(State::Degraded, problem);
+            late += usize::from(node.standing() == v1::Standing::Serving);
+        }
+        if late > 0
+            && let Some(needy) = &judge.neediest
+        {
+            let serves = |node: &&v1::DataNodeStatus| node.alive && node.standing() == v1::Standing::Serving;
+            let answer = judge.data_nodes.iter().filter(serves).count() - late;
+            let needed = needy.least.max(1);
+            if answer < needed as usize {
+                let name = &needy.name;
+                let problem =
+                    format!("values for namespace {name} need {needed} data nodes, {answer} answer: puts may fail");
+                health.add(State::Degraded, problem);
+            }
         }
         health
     }
@@ -205,6 +245,37 @@ mod tests {
         let answers = [Ok(leader), Ok(reply(2, "follower", 3, 1)), Ok(reply(3, "follower", 3, 1))];
         let health = Health::judge(&addresses(), &answers);
         assert_eq!((health.state, health.problems.len()), (State::Degraded, 1));
+    }
+
+    #[test]
+    fn a_data_node_that_missed_some_heartbeats_is_well_and_one_that_is_silent_longer_degrades_the_cluster() {
+        let with = |silent_ms: [u64; 2], standing: v1::Standing| {
+            let mut leader = reply(1, "leader", 3, 1);
+            leader.node_silence_ms = 10_000;
+            leader.neediest = Some(v1::Namespace { name: "kv".into(), copies: 2, least: 2, ..Default::default() });
+            let node = |(node, silent_ms): (u64, u64)| v1::DataNodeStatus {
+                node,
+                address: format!("h:{node}"),
+                alive: true,
+                silent_ms,
+                standing: if node == 102 { standing.into() } else { v1::Standing::Serving.into() },
+                ..Default::default()
+            };
+            leader.data_nodes = (101..).zip(silent_ms).map(node).collect();
+            let answers = [Ok(leader), Ok(reply(2, "follower", 3, 1)), Ok(reply(3, "follower", 3, 1))];
+            Health::judge(&addresses(), &answers)
+        };
+        assert_eq!(with([2_900, 3_000], v1::Standing::Serving).state, State::Healthy);
+        let late = with([0, 4_200], v1::Standing::Serving);
+        let problems = [
+            "data node 102 at h:102 does not answer: silent for 4 s, declared dead after 10 s",
+            "values for namespace kv need 2 data nodes, 1 answer: puts may fail",
+        ];
+        assert_eq!(late, Health { state: State::Degraded, problems: problems.map(str::to_owned).to_vec() });
+        let out = with([0, 4_200], v1::Standing::Decommissioned);
+        assert_eq!(out.problems.len(), 1, "nobody waits for one that is out of use: {out:?}");
+        assert_eq!(late_after_ms(&v1::StatusReply { node_silence_ms: 1_000, ..Default::default() }), LATE_MS_MIN);
+        assert_eq!(late_after_ms(&v1::StatusReply::default()), LATE_MS);
     }
 
     /// Three meta nodes that are well, one of which leads and says this of data nodes, of which a namespace needs two.

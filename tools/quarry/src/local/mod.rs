@@ -23,6 +23,7 @@ mod process;
 
 pub use layout::{LocalError, LocalSpec, Member, built_binary};
 pub use process::{PARENT_VARIABLE, die_with_parent};
+use rustix::process::Pid;
 pub use rustix::process::Signal;
 
 use crate::admin::{self, CallError, Traffic};
@@ -493,8 +494,9 @@ impl LocalCluster {
 
     /// Drops the process, which ends and reaps it if it lives.
     fn forget(&mut self, member: Member) {
-        self.running.remove(&member);
-        remove_pid(&self.layout.member_dir(member));
+        if let Some(process) = self.running.remove(&member) {
+            remove_pid(&self.layout.member_dir(member), process.pid());
+        }
     }
 }
 
@@ -504,15 +506,20 @@ impl Drop for LocalCluster {
         for process in self.running.values() {
             let _ = process.signal(Signal::KILL);
         }
-        for member in std::mem::take(&mut self.running).into_keys() {
-            remove_pid(&self.layout.member_dir(member));
+        for (member, process) in std::mem::take(&mut self.running) {
+            remove_pid(&self.layout.member_dir(member), process.pid());
         }
     }
 }
 
-fn remove_pid(folder: &Path) {
-    // The folder may be gone already; nothing depends on the file.
-    let _: io::Result<()> = fs::remove_file(folder.join("pid"));
+/// Removes the file with this process id. One that names another process is that one's: somebody started the member by hand.
+fn remove_pid(folder: &Path, pid: Pid) {
+    let file = folder.join("pid");
+    let held = fs::read_to_string(&file).unwrap_or_default();
+    if held.trim() == pid.as_raw_nonzero().to_string() {
+        // The folder may be gone already; nothing depends on the file.
+        let _: io::Result<()> = fs::remove_file(file);
+    }
 }
 
 fn left(until: tokio::time::Instant) -> Duration {
@@ -532,4 +539,21 @@ fn tail(log: &Path) -> String {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(QUOTED_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pid_file_that_names_another_process_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, other) = (Pid::from_raw(41).unwrap(), Pid::from_raw(42).unwrap());
+        fs::write(dir.path().join("pid"), "42\n").unwrap();
+        remove_pid(dir.path(), ours);
+        assert_eq!(fs::read_to_string(dir.path().join("pid")).unwrap(), "42\n");
+        remove_pid(dir.path(), other);
+        assert!(!dir.path().join("pid").exists());
+        remove_pid(dir.path(), other);
+    }
 }

@@ -8,11 +8,15 @@ use quarry_client::Key;
 use serde_json::{Map, Value};
 use std::{ffi::OsStr, fmt::Write as _, os::unix::ffi::OsStrExt as _};
 
+/// Letters of what was given as a key that an error shows.
+const SHOWN_MAX: usize = 40;
+
 impl KeyForm {
     /// The key that an argument means.
     pub(super) fn read(&self, given: &OsStr) -> Result<Key, Failure> {
         let bytes = self.bytes(given)?;
-        Key::new(bytes).map_err(|wrong| Failure::usage(format!("{}: {wrong}", given.display())))
+        let shown = || shortened(&given.to_string_lossy());
+        Key::new(bytes).map_err(|wrong| Failure::usage(format!("the key {:?}: {wrong}", shown())))
     }
 
     /// The keys that arguments mean.
@@ -26,7 +30,8 @@ impl KeyForm {
             return Ok(given.as_bytes().to_vec());
         }
         hex::decode(given.as_bytes()).map_err(|wrong| {
-            Failure::usage(format!("expected a key in hexadecimal, found {:?}: {wrong}", given.to_string_lossy()))
+            let shown = shortened(&given.to_string_lossy());
+            Failure::usage(format!("expected a key in hexadecimal, found {shown:?}: {wrong}"))
         })
     }
 
@@ -47,6 +52,14 @@ impl KeyForm {
             object.extend(rest);
         }
         Value::Object(object)
+    }
+}
+
+/// What was given, as far as it fits in a message.
+fn shortened(given: &str) -> String {
+    match given.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}...", &given[..end]),
+        None => given.to_owned(),
     }
 }
 
@@ -99,6 +112,20 @@ mod tests {
         for wrong in ["f", "xx", ""] {
             assert_eq!(HEX.read(OsStr::new(wrong)).unwrap_err().code, crate::exit::Code::Usage, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_one_is_shown_in_short_with_the_limit_and_what_was_found() {
+        let told = |given: &str| PLAIN.read(OsStr::new(given)).unwrap_err().to_string();
+        assert_eq!(told(""), "the key \"\": a key has 1 to 512 bytes, found 0");
+        let long = told(&"ü".repeat(400));
+        assert_eq!(
+            long,
+            format!(
+                "the key \"{}...\": a key has 1 to 512 bytes, found 800: shorten it, or hash its long part",
+                "ü".repeat(40)
+            )
+        );
     }
 
     #[test]

@@ -167,7 +167,7 @@ fn not_a_path(key: &str) -> Failure {
 }
 
 fn write(path: &Path, bytes: &[u8], is_folder: bool) -> Result<(), Failure> {
-    let failed = |wrong: std::io::Error| Failure::error(format!("{}: {wrong}", path.display()));
+    let failed = |wrong: std::io::Error| Failure::of_file(path, &wrong);
     if is_folder && let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(failed)?;
     }

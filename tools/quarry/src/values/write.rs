@@ -154,7 +154,7 @@ fn split(given: &OsStr) -> (Option<&OsStr>, &Path) {
 /// All files below a folder, by the order of their names; the key is the path from the folder on. Links to folders are not followed; what is passed
 /// over is told.
 fn walk(folder: &Path, above: &[u8], found: &mut Vec<(Vec<u8>, PathBuf)>) -> Result<(), Failure> {
-    let failed = |wrong: io::Error| Failure::error(format!("{}: {wrong}", folder.display()));
+    let failed = |wrong: io::Error| Failure::of_file(folder, &wrong);
     let mut names: Vec<(OsString, bool)> = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -193,7 +193,7 @@ fn read_batch(sources: &[Source]) -> (Vec<Result<bytes::Bytes, Failure>>, &[Sour
 
 /// What a file or, for `-`, standard input holds, if no more than `limit` bytes: more is refused before it is read.
 fn read_value(file: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
-    let failed = |wrong: io::Error| Failure::error(format!("{}: {wrong}", file.display()));
+    let failed = |wrong: io::Error| Failure::of_file(file, &wrong);
     let source: Box<dyn Read> = if file == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {

@@ -104,7 +104,7 @@ fn a_command_without_an_answering_cluster_ends_as_unavailable() {
     fs::write(&file, cluster.to_toml()).unwrap();
     let output = on(&file, "get greeting --timeout 300ms");
     assert_eq!(code(&output), 6, "{}", text(&output.stderr));
-    assert_eq!(code(&on(&dir.path().join("none"), "get greeting")), 1);
+    assert_eq!(code(&on(&dir.path().join("none"), "get greeting")), 3);
     assert_eq!(code(&on(&file, "get")), 2);
 }
 

@@ -61,17 +61,22 @@ fn every_command_tells_wrong_usage_a_missing_cluster_file_and_a_silent_cluster_a
     std::fs::write(&silent, cluster.to_toml()).unwrap();
     for line in CLIENTS.into_iter().chain(["top --once"]) {
         expect(&none, &format!("{line} --no-such-flag"), 2, "usage");
-        let error = expect(&none, line, 1, "error");
+        let error = expect(&none, line, 3, "not_found");
         assert!(error["hint"].as_str().unwrap().contains("QUARRY_CLUSTER"), "{line}: {error}");
         let timeout = if line.starts_with("top") { "" } else { " --timeout 300ms" };
         let error = expect(&silent, &format!("{line}{timeout}"), 6, "unavailable");
         assert!(error["hint"].as_str().unwrap().contains("doctor"), "{line}: {error}");
     }
-    for line in
-        ["meta --config none", "datanode --config none", "up --metas 1 --dir /dev/null/x", "demo --dir /dev/null/x"]
-    {
+    for (line, expected, name) in [
+        ("meta --config none", 3, "not_found"),
+        ("datanode --config none", 3, "not_found"),
+        ("put k /no/such/file", 3, "not_found"),
+        ("keys node --root /no/such/file --role meta --id 1 --out x", 3, "not_found"),
+        ("up --metas 1 --dir /dev/null/x", 1, "error"),
+        ("demo --dir /dev/null/x", 1, "error"),
+    ] {
         expect(&none, &format!("{line} --no-such-flag"), 2, "usage");
-        expect(&none, line, 1, "error");
+        expect(&none, line, expected, name);
     }
     for line in ["bench", "doctor --timeout soon", "get", "frobnicate", "get k --key-hex", "put --files -"] {
         expect(&none, line, 2, "usage");
@@ -131,7 +136,7 @@ fn what_cannot_be_said_on_standard_error_changes_no_exit_code() {
             let mut ran = quarry();
             ran.env("QUARRY_CLUSTER", none).env("QUARRY_NAMESPACE", "kv").env("QUARRY_LOG", log);
             let status = ran.args(command.split(' ')).stdout(Stdio::null()).stderr(full()).status().unwrap();
-            assert_eq!(status.code(), Some(1), "{command}, QUARRY_LOG={log}");
+            assert_eq!(status.code(), Some(3), "{command}, QUARRY_LOG={log}");
         }
     }
 }
