@@ -85,6 +85,14 @@ pub enum RescueError {
         /// The nodes of the plan.
         planned: Vec<NodeId>,
     },
+    /// The plan names a number that was used up when the backup was saved.
+    #[error(
+        "the plan names {node}, whose number is used up: it was removed or forgotten before; give it another number"
+    )]
+    UsedUp {
+        /// The node.
+        node: NodeId,
+    },
     /// The node's removal had begun.
     #[error("{node} was removed from the cluster, its number is used up: take another node, or restore a backup")]
     Retired {
@@ -370,6 +378,9 @@ pub fn restore(backup: &Backup, plan: &RestorePlan, dir: &Path, node: NodeId) ->
         return Err(RescueError::NotEmpty { dir: dir.to_owned() });
     }
     let mut whole = Whole::of_backup(backup)?;
+    if let Some(used) = plan.metas.iter().find(|meta| whole.directory.0.is_retired(meta.node)) {
+        return Err(RescueError::UsedUp { node: used.node });
+    }
     let generation = next_generation(whole.generation(), plan.generation)?;
     let stay = plan.metas.iter().map(|meta| meta.node).collect();
     whole.begin(generation, &stay, &plan.metas, plan.revocations.clone())?;
@@ -559,20 +570,37 @@ pub fn dump(
     let offline = Offline::open(&logs_of(dir))?;
     let held = offline.group(GroupId(group))?;
     let cut = held.purged.map(|place| place.index).filter(|purged| from <= *purged);
-    let mut next = cut.map_or(from, |purged| LogIndex(purged.0 + 1));
-    let mut hole = None;
+    let mut walk = Walk { next: cut.map_or(from, |purged| LogIndex(purged.0 + 1)), hole: None };
     offline.entries(GroupId(group), from, to, |entry| {
-        if entry.place.index > next {
-            hole.get_or_insert((next, entry.place.index));
-        }
-        next = LogIndex(entry.place.index.0 + 1);
+        walk.step(entry.place.index);
         see(if group == 0 { line::<Directory>(&entry) } else { line::<Shard>(&entry) })
     })?;
     let last = [held.last, held.committed, held.snapshot].into_iter().flatten().map(|place| place.index).max();
-    let end = last.map_or(next, |last| LogIndex(last.min(to).0.saturating_add(1)));
-    match hole.or_else(|| (next < end).then_some((next, end))) {
-        Some((first, behind)) => Err(RescueError::Missing { group, first, last: LogIndex(behind.0 - 1) }),
+    match walk.end(last.map(|last| last.min(to))) {
+        Some((first, last)) => Err(RescueError::Missing { group, first, last }),
         None => Ok(cut),
+    }
+}
+
+/// A walk over a log that should have no holes.
+struct Walk {
+    /// The index that should come next.
+    next: LogIndex,
+    /// The first hole: its first entry and its last.
+    hole: Option<(LogIndex, LogIndex)>,
+}
+
+impl Walk {
+    fn step(&mut self, index: LogIndex) {
+        if index > self.next {
+            self.hole.get_or_insert((self.next, LogIndex(index.0 - 1)));
+        }
+        self.next = LogIndex(index.0 + 1);
+    }
+
+    /// The first hole, if there is one; what is missing before `last`, the last entry that should have been seen, is one too.
+    fn end(self, last: Option<LogIndex>) -> Option<(LogIndex, LogIndex)> {
+        self.hole.or_else(|| last.filter(|last| self.next <= *last).map(|last| (self.next, last)))
     }
 }
 
@@ -661,5 +689,21 @@ mod tests {
             DirectoryCommand::Tick,
         ];
         assert_eq!(kinds(&commands), "AnnounceNode x1, Tick x2");
+    }
+
+    #[test]
+    fn a_walk_over_a_log_names_its_first_hole_and_what_is_missing_at_its_end() {
+        let walk = |from: u64, indices: &[u64], last: Option<u64>| {
+            let mut walk = Walk { next: LogIndex(from), hole: None };
+            indices.iter().for_each(|index| walk.step(LogIndex(*index)));
+            walk.end(last.map(LogIndex)).map(|(first, last)| (first.0, last.0))
+        };
+        assert_eq!(walk(4, &[4, 5, 6], Some(6)), None);
+        assert_eq!(walk(4, &[4, 7, 9], Some(9)), Some((5, 6)), "the first of two");
+        assert_eq!(walk(4, &[6, 7], Some(7)), Some((4, 5)), "at the beginning");
+        assert_eq!(walk(4, &[4, 5], Some(8)), Some((6, 8)), "at the end");
+        assert_eq!(walk(4, &[], Some(5)), Some((4, 5)), "nothing is there");
+        assert_eq!(walk(4, &[], Some(3)), None, "nothing was asked for");
+        assert_eq!(walk(0, &[], None), None, "an empty log");
     }
 }

@@ -96,6 +96,9 @@ async fn whoever_finds_no_room_in_one_piece_is_told_of_what_and_the_piece_is_mad
         panic!("there is no room for a whole extent")
     };
     assert!(refused.resource.starts_with("memory of data nodes (") && !refused.terminal, "{refused:?}");
+    let text = &refused.resource;
+    assert!(text.contains(&format!("allows {quota} bytes in shard-1, an even share of {quota}; ")), "{text}");
+    assert!(text.contains(&format!("a value of this size takes {SLOT} in 1 copies of {SLOT}; values that")), "{text}");
     gone(&cluster, &writer, &halves[1]).await;
     let others = halves[2..].concat();
     assert_eq!(present(&cluster, &writer, &others).await, vec![true; others.len()], "only what is in the way goes");
@@ -135,5 +138,7 @@ async fn a_namespace_at_its_quota_makes_room_by_itself_and_touches_no_other() {
     let Err(Refusal::NoSpace(refused)) = ask_for(&cluster, &writer, 16 * PER_EXTENT * SLOT).await else {
         panic!("no eviction makes room for more than the quota")
     };
-    assert!(refused.resource.starts_with("quota of namespace small (") && refused.terminal, "{refused:?}");
+    let text = &refused.resource;
+    assert!(text.starts_with("quota of namespace small (") && refused.terminal, "{refused:?}");
+    assert!(text.contains("it can never fit: raise the quota, or put a smaller value"), "{text}");
 }

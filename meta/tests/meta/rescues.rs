@@ -13,9 +13,10 @@ use quarry_meta::{
 use quarry_proto::{convert::required, v1};
 use quarry_raft::{LogIndex, RaftError};
 use quarry_wire::{
-    certificate::Role,
-    ids::{Generation, NodeId, ShardId},
+    certificate::{Revocations, Role},
+    ids::{CertificateSerial, Generation, NodeId, ShardId},
     key::Key,
+    signed::Signed,
 };
 use std::{fs, path::Path};
 use tokio::time::Instant;
@@ -84,17 +85,17 @@ async fn save(cluster: &Cluster, place: &Path) {
     writer.finish(origin.unwrap()).unwrap();
 }
 
+fn plan_of(node: &Node) -> [NewMeta; 1] {
+    let (id, address) = (node.id, node.address.to_string());
+    [NewMeta { node: id, address, certificate: identity(id, Role::Meta).1 }]
+}
+
 fn plan(cluster: &Cluster, metas: &[u64]) -> RestorePlan {
-    let new = |node: &Node| NewMeta {
-        node: node.id,
-        address: node.address.to_string(),
-        certificate: identity(node.id, Role::Meta).1,
-    };
     RestorePlan {
         cluster: UUID,
         root: root().public(),
         shards: 2,
-        metas: cluster.nodes.iter().filter(|node| metas.contains(&node.id.0)).map(new).collect(),
+        metas: cluster.nodes.iter().filter(|node| metas.contains(&node.id.0)).flat_map(plan_of).collect(),
         generation: None,
         revocations: None,
     }
@@ -142,8 +143,11 @@ async fn a_restored_cluster_has_what_the_directory_knew_voids_memory_and_refuses
     }
     let backup = Backup::open(&place).unwrap();
     assert_eq!(backup.manifest().groups.iter().map(|part| part.group).collect::<Vec<_>>(), [1, 2, 0]);
-    // The third keeps its folder, and the number of votes that it once had.
-    let planned = plan(&cluster, &[1, 2]);
+    // The third keeps its folder, and the number of votes that it once had. Its certificate is revoked by a list that is newer than the backup.
+    let list = Revocations { number: 4, serials: [CertificateSerial(3)].into() };
+    let planned = RestorePlan { revocations: Some(root().sign_as_root(UUID, list.clone())), ..plan(&cluster, &[1, 2]) };
+    let unplanned = rescue::restore(&backup, &planned, &files.path().join("other"), NodeId(9)).unwrap_err();
+    assert_eq!(unplanned.to_string(), "the plan has no node-9, it has node-1, node-2");
     for id in [1, 2] {
         let dir = cluster.node(NodeId(id)).dir.path().to_owned();
         drop(survivor(&dir, NodeId(id)).await);
@@ -175,8 +179,16 @@ async fn a_restored_cluster_has_what_the_directory_knew_voids_memory_and_refuses
     assert!(!is_there(&cluster, &writer, "before").await, "memory is void");
     let again = cluster.create_namespace("later", 2).await;
     assert!(again.id > lost.id && again.id > 1 << 16, "numbers go on above a floor: {} was {}", again.id, lost.id);
-    let known = cluster.describe().await.changes.unwrap().namespaces;
+    let changes = cluster.describe().await.changes.unwrap();
+    let known = &changes.namespaces;
     assert!(known.iter().any(|it| it.name == "kv" && it.id == namespace.id), "{known:?}");
+    assert_eq!(Signed::<Revocations>::decode(&changes.revocations).unwrap().statement, list, "as the plan says");
+    // A backup of the new one knows that the third is no more: no plan names it again.
+    let later = files.path().join("later");
+    save(&cluster, &later).await;
+    let again = RestorePlan { metas: [&planned.metas[..], &plan_of(&third)].concat(), ..planned.clone() };
+    let used = rescue::restore(&Backup::open(&later).unwrap(), &again, &files.path().join("other"), NodeId(1));
+    assert!(matches!(used, Err(RescueError::UsedUp { node: NodeId(3) })), "{used:?}");
 
     for (life, node) in nodes.iter_mut().enumerate() {
         node.fall_silent();

@@ -187,7 +187,9 @@ pub(crate) fn failed(wrong: RescueError) -> Failure {
         _ => None,
     };
     let failure = match &wrong {
-        RescueError::NotEmpty { .. } | RescueError::Retired { .. } => Failure::new(Code::Conflict, wrong),
+        RescueError::NotEmpty { .. } | RescueError::Retired { .. } | RescueError::UsedUp { .. } => {
+            Failure::new(Code::Conflict, wrong)
+        }
         RescueError::NotPlanned { .. } | RescueError::NoGroup { .. } => Failure::new(Code::NotFound, wrong),
         _ => Failure::of(wrong),
     };

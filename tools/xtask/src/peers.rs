@@ -177,9 +177,14 @@ fn prepare_etcd() -> Result<(), PeersError> {
     match Command::new(ETCD).arg("--version").stdout(Stdio::null()).status() {
         Ok(_) => Ok(()),
         Err(wrong) if wrong.kind() == io::ErrorKind::NotFound => {
-            let mut install = Command::new("apt-get");
-            install.env("DEBIAN_FRONTEND", "noninteractive");
-            install.args(["install", "-qq", "-y", "--no-install-recommends", "etcd-server"]);
+            let apt = |words: &[&str]| {
+                let mut command = Command::new("apt-get");
+                command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq").args(words);
+                command
+            };
+            // A machine that never asked has no lists of packages, and old ones name packages that are gone.
+            execute("apt-get update", &mut apt(&["update"]))?;
+            let mut install = apt(&["install", "-y", "--no-install-recommends", "etcd-server"]);
             Ok(execute("apt-get install etcd-server", &mut install)?)
         }
         Err(source) => Err(ExecuteError::Missing { what: ETCD.to_owned(), source }.into()),

@@ -19,6 +19,7 @@ use crate::{
 use quarry::{named::cluster, stderr, stdout::line};
 use quarry_client::{Class, Client, Namespace, NamespaceInfo, NamespaceSpec, Options};
 use serde_json::{Value, json};
+use std::time::Duration;
 use tally::{Tally, missing, of_row};
 use tokio::time::Instant;
 
@@ -39,8 +40,12 @@ impl Extent {
 /// Connects to the cluster that a file or a URL names.
 pub(crate) async fn connect(args: &Connect, extent: Extent) -> Result<Client, Failure> {
     let cluster = cluster(&args.cluster, args.credentials.as_deref())?;
-    let until = (extent == Extent::One).then(|| Instant::now() + args.timeout);
-    Ok(Client::connect(cluster, Options { timeout: args.timeout, until, ..Options::default() }).await?)
+    Ok(Client::connect(cluster, options(args.timeout, extent, Instant::now())).await?)
+}
+
+fn options(timeout: Duration, extent: Extent, now: Instant) -> Options {
+    let until = (extent == Extent::One).then(|| now + timeout);
+    Options { timeout, until, ..Options::default() }
 }
 
 async fn in_namespace(args: &InNamespace, extent: Extent) -> Result<(Client, Namespace), Failure> {
@@ -128,4 +133,18 @@ pub(crate) async fn rm(args: RmArgs, format: Format) -> Result<(), Failure> {
         }
     }
     tally.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_one_operation_has_one_deadline_for_all_that_it_asks() {
+        let (now, timeout) = (Instant::now(), Duration::from_secs(3));
+        assert_eq!(options(timeout, Extent::of(1), now).until, Some(now + timeout));
+        // Of a thousand files each has its own.
+        assert_eq!(options(timeout, Extent::of(1_000), now).until, None);
+        assert_eq!(options(timeout, Extent::Series, now).timeout, timeout);
+    }
 }
