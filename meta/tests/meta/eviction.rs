@@ -140,5 +140,8 @@ async fn a_namespace_at_its_quota_makes_room_by_itself_and_touches_no_other() {
     };
     let text = &refused.resource;
     assert!(text.starts_with("quota of namespace small (") && refused.terminal, "{refused:?}");
-    assert!(text.contains("it can never fit: raise the quota, or put a smaller value"), "{text}");
+    assert!(text.contains(&format!("allows {quota} bytes in shard-1, an even share of {quota}; ")), "{text}");
+    let found = 16 * PER_EXTENT * SLOT;
+    let end = format!(" in 1 copies of {found}; it can never fit: raise the quota, or put a smaller value)");
+    assert!(text.ends_with(&end), "{text}");
 }
