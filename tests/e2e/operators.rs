@@ -53,7 +53,12 @@ async fn raft_admin_moves_leaderships_and_drains_a_meta_node_and_says_only_what_
     let to = *metas.iter().find(|meta| **meta != leader).unwrap();
     let (code, text) = ask(&format!("leader transfer --group {SHARD} --to {} --timeout 20s", to.node().0)).await;
     assert!(code == Some(0) && text.contains("now"), "{code:?} {text}");
-    assert_eq!(ask("leader transfer --group 77 --to 1").await.0, Some(3), "no such group");
+    for unknown in ["--group 77 --to 1", "--group 0 --to 77"] {
+        assert_eq!(ask(&format!("leader transfer {unknown}")).await.0, Some(3), "{unknown}");
+    }
+    for unknown in ["hash --group 77", "region rotate 101/77", "region rotate 77"] {
+        assert_eq!(ask(unknown).await.0, Some(3), "{unknown}");
+    }
 
     // It leads nothing when the command ends, and health tells that something is missing.
     let drained = cluster.leader(DIRECTORY, PATIENCE).await.unwrap();

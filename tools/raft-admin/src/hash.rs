@@ -86,6 +86,13 @@ fn strangers(states: &[(Vec<u8>, BTreeSet<u64>)]) -> BTreeSet<u64> {
 pub(crate) async fn run(asked: Hash, format: Format) -> Result<ExitCode, Failure> {
     let (metas, trust) = crate::present(&asked.ask).await?;
     let limit = asked.ask.timeout.max(WAIT);
+    if let Some(group) = asked.group {
+        let answers = admin::status_all(&trust, &metas, admin::LOOK.min(limit)).await;
+        let mut heard = answers.iter().filter_map(|answer| answer.as_ref().ok()).peekable();
+        if heard.peek().is_some() && !heard.any(|reply| reply.groups.iter().any(|it| it.group == group)) {
+            return Err(Failure::new(Code::NotFound, format!("there is no group {group}")));
+        }
+    }
     let mut at: Vec<v1::GroupIndex> = asked.group.map(|group| v1::GroupIndex { group, index: 0 }).into_iter().collect();
     let mut verdicts: BTreeMap<u32, Verdict> = BTreeMap::new();
     let mut ahead = AHEAD;

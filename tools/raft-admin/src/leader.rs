@@ -68,6 +68,12 @@ fn leader(heard: &[(String, v1::StatusReply)], group: u32) -> Option<u64> {
     admin::leader_of(heard.iter().map(|(_, reply)| reply), group).map(|node| node.0)
 }
 
+/// The members of a group, as its leader says.
+fn members(heard: &[(String, v1::StatusReply)], leader: u64, group: u32) -> Option<&[u64]> {
+    let (_, reply) = heard.iter().find(|(_, reply)| reply.node == leader)?;
+    reply.groups.iter().find(|it| it.group == group).map(|it| &it.members[..])
+}
+
 fn address(heard: &[(String, v1::StatusReply)], node: u64) -> Option<&str> {
     heard.iter().find(|(_, reply)| reply.node == node).map(|(address, _)| address.as_str())
 }
@@ -132,6 +138,11 @@ async fn transfer(group: u32, to: u64, ask: &Ask, format: Format) -> Result<Exit
             return Err(Failure::new(Code::NotFound, format!("there is no group {group}")));
         }
         let leader = leader(&heard, group);
+        if let Some(found) = leader.and_then(|leader| members(&heard, leader, group)).filter(|it| !it.contains(&to)) {
+            let found: Vec<String> = found.iter().map(u64::to_string).collect();
+            let what = format!("node {to} is no member of group {group}, members are {}", found.join(", "));
+            return Err(Failure::new(Code::NotFound, what));
+        }
         before = before.or(leader);
         if leader == Some(to) {
             let before = before.unwrap_or(to);

@@ -96,6 +96,12 @@ async fn rotate(regions: Regions, why: &str, ask: &Ask, format: Format) -> Resul
     let (metas, trust) = crate::whom(ask)?;
     let known = known(ask, &trust, &metas).await?;
     let node = data_node(&known, regions.node)?;
+    let of_node = || known.records.iter().map(|it| it.region).filter(|it| it.node.0 == regions.node);
+    if let Some(index) = regions.index.filter(|index| !of_node().any(|it| it.index.0 == *index)) {
+        let found: Vec<String> = of_node().map(|it| it.index.0.to_string()).collect();
+        let what = format!("data node {} has no region {index}, but {}", regions.node, found.join(", "));
+        return Err(Failure::new(Code::NotFound, what));
+    }
     let answer = regions::rotate(&trust, node.node, &node.address, regions.index, why, ask.timeout).await;
     let rotated = answer?;
     let name = |it: &quarry_proto::v1::RegionEpoch| (it.region.unwrap_or_default(), it.incarnation.unwrap_or_default());
