@@ -83,7 +83,7 @@ pub enum CallError {
     #[error("{last}; no answer from: {}", silent.join(", "))]
     Silent {
         /// What was met last by those who answered, if any did.
-        last: Box<CallError>,
+        last: Box<Self>,
         /// Who did not answer, beside whom that names.
         silent: Vec<String>,
     },

@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_missing_is_not_found_and_one_that_is_there_a_conflict() {
-        let missing = crate::admin::BootstrapPlan::read(Path::new("/no/such/plan")).unwrap_err();
+        let missing = admin::BootstrapPlan::read(Path::new("/no/such/plan")).unwrap_err();
         assert_eq!(Failure::of(missing).code, Code::NotFound);
         let file = Path::new("backup").to_owned();
         assert_eq!(Failure::from(SaveError::Backup(BackupError::Exists { file })).code, Code::Conflict);
