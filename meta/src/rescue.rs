@@ -418,6 +418,7 @@ impl Survivor {
     /// # Errors
     /// [`RescueError::OtherNode`]; [`RaftError::Locked`] while the node runs; [`RescueError::Folder`].
     pub fn open(dir: &Path, node: NodeId) -> Result<Self, RescueError> {
+        is_there(dir)?;
         let (cluster, found) = disk::owner(dir)?;
         if found != node {
             return Err(RescueError::OtherNode { dir: dir.to_owned(), expected: node, found });
@@ -607,9 +608,15 @@ impl Walk {
 /// The groups of a stopped node's folder. Blocks.
 ///
 /// # Errors
-/// [`RescueError::Raft`].
+/// [`RescueError::Raft`]; [`RescueError::Disk`] if there is no such folder.
 pub fn groups(dir: &Path) -> Result<Vec<u32>, RescueError> {
+    is_there(dir)?;
     Ok(Offline::open(&logs_of(dir))?.groups()?.into_iter().map(|group| group.0).collect())
+}
+
+fn is_there(dir: &Path) -> Result<(), RescueError> {
+    let there = fs::metadata(dir).map(drop);
+    there.map_err(|source| RescueError::Disk { doing: format!("open {}", dir.display()), source })
 }
 
 /// The logs of a node's folder; a folder of logs itself is taken too, such as one that a recovery kept.

@@ -40,7 +40,14 @@ fn wrong_usage_missing_files_and_silent_clusters_are_told_apart() {
     expect(&silent, "bootstrap", 2, "usage");
     expect(&silent, "bootstrap --plan /no/such/plan", 2, "usage");
     expect(&silent, "bootstrap --plan /no/such/plan --no-tls", 3, "not_found");
-    for line in ["snapshot status /no/such/file", "revocation apply /no/such/file", "log dump --dir /no/such/folder"] {
+    for line in [
+        "snapshot status /no/such/file",
+        "revocation apply /no/such/file",
+        "log dump --dir /no/such/folder",
+        "recover --offline --look --dir /no/such/folder --keep-node 1",
+        "check perf --disk-only --dir /no/such/folder",
+        "member add 4 h:1 --certificate /no/such/file",
+    ] {
         expect(&silent, line, 3, "not_found");
     }
     std::fs::write(dir.path().join("backup"), "something else").unwrap();
