@@ -1,28 +1,15 @@
-//! Signatures checked together: one equation for all, in a third of the time that they take one by one.
+//! Signatures checked together: one equation for all, in half of the time that they take one by one ([`ed25519_dalek::verify_batch`]).
 //!
-//! For signatures (R, s) of messages M by keys A, with k = SHA-512(R ‖ A ‖ M) and B the base point,
-//! ```text
-//! Σ z·R + Σ (z·k)·A − (Σ z·s)·B = 0
-//! ```
-//! where each z has 128 bits of a hash over all that is checked: whoever makes signatures cannot choose them to fit. As when each is checked
-//! alone, s must be reduced and R must be a point in its one encoding that is not of small order; keys of small order are no
-//! [`crate::signed::PublicKey`]s that anything is checked with.
+//! As when each is checked alone, s must be reduced, and R must be a point in its one encoding that is not of small order; the batch check leaves
+//! the last two to its caller. Keys of small order are no [`crate::signed::PublicKey`]s that anything is checked with.
 //!
 //! One thing differs. A point may have a part of small order, and such parts of several signatures can cancel in the sum, so what passes here
 //! may fail alone. Only who has the secret key can make such a signature: it is a word of the node that it names as any other, and proves as
 //! much. Who checks it alone later, as readers do, refuses that node's copy as one that is damaged, which that node could have had more simply.
 
-use curve25519_dalek::{
-    EdwardsPoint, Scalar,
-    constants::{ED25519_BASEPOINT_POINT, EIGHT_TORSION},
-    edwards::CompressedEdwardsY,
-    traits::{IsIdentity as _, VartimeMultiscalarMul as _},
-};
-use ed25519_dalek::{Signature, Verifier as _, VerifyingKey};
-use sha2::{Digest as _, Sha512};
-use std::{collections::BTreeMap, sync::LazyLock};
-
-const DOMAIN: &[u8] = b"quarry-together-v1";
+use curve25519_dalek::constants::EIGHT_TORSION;
+use ed25519_dalek::{Signature, Verifier as _, VerifyingKey, verify_batch};
+use std::sync::LazyLock;
 
 /// The encodings of the points of small order.
 static SMALL_ORDER: LazyLock<[[u8; 32]; 8]> = LazyLock::new(|| EIGHT_TORSION.map(|point| point.compress().0));
@@ -44,57 +31,24 @@ impl Claim<'_> {
             && !SMALL_ORDER.contains(self.signature.r_bytes())
             && self.key.verify(&self.message, &self.signature).is_ok()
     }
-
-    fn hash(&self) -> [u8; 64] {
-        let hash = Sha512::new().chain_update(self.signature.r_bytes()).chain_update(self.key.as_bytes());
-        hash.chain_update(&self.message).finalize().into()
-    }
 }
 
 /// Whether all of these are good. One that is not spoils all: then each is to be looked at alone.
 pub(crate) fn are_good(claims: &[Claim<'_>]) -> bool {
-    match claims {
-        [one] => one.is_good(),
-        several => equation(several).is_some_and(|sum| sum.is_identity()),
+    if let [one] = claims {
+        return one.is_good();
     }
-}
-
-/// The sum that is nothing if all are good; none if one of them is none for a reason of its own.
-fn equation(claims: &[Claim<'_>]) -> Option<EdwardsPoint> {
-    let hashes: Vec<[u8; 64]> = claims.iter().map(Claim::hash).collect();
-    let mut all = Sha512::new().chain_update(DOMAIN);
-    for (claim, hash) in claims.iter().zip(&hashes) {
-        all.update(hash);
-        all.update(claim.signature.s_bytes());
+    let has_odd_point = |claim: &Claim<'_>| {
+        let r = claim.signature.r_bytes();
+        claim.key.is_weak() || SMALL_ORDER.contains(r) || !is_reduced(r)
+    };
+    if claims.iter().any(has_odd_point) {
+        return false;
     }
-    let all: [u8; 64] = all.finalize().into();
-
-    let mut base = Scalar::ZERO;
-    // What one key signed is one term.
-    let mut keys = BTreeMap::<&[u8; 32], (EdwardsPoint, Scalar)>::new();
-    let (mut factors, mut points) = (Vec::with_capacity(claims.len() + 3), Vec::with_capacity(claims.len() + 3));
-    for (number, (claim, hash)) in (0_u64..).zip(claims.iter().zip(&hashes)) {
-        let point = CompressedEdwardsY(*claim.signature.r_bytes());
-        let (r, s) = (point.decompress()?, Scalar::from_canonical_bytes(*claim.signature.s_bytes()).into_option()?);
-        if SMALL_ORDER.contains(&point.0) || !is_reduced(&point.0) || claim.key.is_weak() {
-            return None;
-        }
-        let drawn: [u8; 64] = Sha512::new().chain_update(all).chain_update(number.to_le_bytes()).finalize().into();
-        let (half, _) = drawn.split_first_chunk().expect("64 bytes begin with 16");
-        let z = Scalar::from(u128::from_le_bytes(*half));
-        base += z * s;
-        let of_key = keys.entry(claim.key.as_bytes()).or_insert_with(|| (claim.key.to_edwards(), Scalar::ZERO));
-        of_key.1 += z * Scalar::from_bytes_mod_order_wide(hash);
-        factors.push(z);
-        points.push(r);
-    }
-    for (key, factor) in keys.into_values() {
-        factors.push(factor);
-        points.push(key);
-    }
-    factors.push(-base);
-    points.push(ED25519_BASEPOINT_POINT);
-    Some(EdwardsPoint::vartime_multiscalar_mul(&factors, &points))
+    let messages: Vec<&[u8]> = claims.iter().map(|claim| claim.message.as_slice()).collect();
+    let signatures: Vec<Signature> = claims.iter().map(|claim| claim.signature).collect();
+    let keys: Vec<VerifyingKey> = claims.iter().map(|claim| *claim.key).collect();
+    verify_batch(&messages, &signatures, &keys).is_ok()
 }
 
 /// Whether the coordinate in an encoding of a point is below 2²⁵⁵ − 19: above it, a point would have another encoding.
@@ -105,8 +59,10 @@ fn is_reduced(encoding: &[u8; 32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use curve25519_dalek::{EdwardsPoint, Scalar};
     use ed25519_dalek::{Signer as _, SigningKey};
     use proptest::prelude::*;
+    use sha2::{Digest as _, Sha512};
 
     fn key(seed: u8) -> SigningKey {
         SigningKey::from_bytes(&[seed; 32])
