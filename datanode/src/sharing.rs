@@ -214,17 +214,28 @@ impl<C: Carry> Sharing<C> {
         }?;
         answers.into_iter().next().unwrap_or_else(|| Err(Status::internal("an answer without an answer")))
     }
+
+    /// Carries one that waited, alone.
+    async fn one(&self, address: &str, waiting: Waiting) {
+        let Waiting { publish, until, answer, .. } = waiting;
+        let answered = timeout_at(until, self.alone(address, publish, until)).await;
+        // Who gave up is gone.
+        drop(answer.send(answered.unwrap_or_else(|_| Err(late()))));
+    }
 }
 
 impl<C: Carry> Passage<C> {
     /// Carries these in one call and hands out their answers.
     async fn carry(self, together: Vec<Waiting>) {
-        let Some(until) = together.iter().map(|waiting| waiting.until).max() else { return };
         let sharing = &self.sharing;
+        let together = match <[Waiting; 1]>::try_from(together) {
+            Ok([one]) => return sharing.one(&self.address, one).await,
+            Err(several) => several,
+        };
+        let Some(until) = together.iter().map(|waiting| waiting.until).max() else { return };
         // Kept, should they have to leave one by one; what is large in them is shared.
         let publishes: Vec<v1::PublishRequest> = together.iter().map(|waiting| waiting.publish.clone()).collect();
-        let shared = timeout_at(until, sharing.carrier.carry(&self.address, publishes, until)).await;
-        let failed = match shared {
+        let failed = match timeout_at(until, sharing.carrier.carry(&self.address, publishes, until)).await {
             Ok(Ok(answers)) if answers.len() == together.len() => {
                 for (waiting, answer) in together.into_iter().zip(answers) {
                     waiting.answered(answer);
@@ -233,17 +244,13 @@ impl<C: Carry> Passage<C> {
             }
             Ok(Ok(answers)) => Status::internal(format!("{} answers to {} publishes", answers.len(), together.len())),
             Ok(Err(status)) => status,
-            Err(_) => Status::deadline_exceeded("no answer"),
+            Err(_) => late(),
         };
-        if together.len() > 1 && matches!(Refusal::from_status(&failed), Some(Refusal::Malformed(_))) {
+        if matches!(Refusal::from_status(&failed), Some(Refusal::Malformed(_))) {
             sharing.part(&self.address);
-            for Waiting { publish, until, answer, .. } in together {
+            for waiting in together {
                 let (sharing, address) = (Arc::clone(sharing), self.address.clone());
-                tokio::spawn(async move {
-                    let answered = timeout_at(until, sharing.alone(&address, publish, until)).await;
-                    // Who gave up is gone.
-                    drop(answer.send(answered.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer")))));
-                });
+                tokio::spawn(async move { sharing.one(&address, waiting).await });
             }
             return;
         }
@@ -274,6 +281,10 @@ impl Waiting {
 fn bytes(publish: &v1::PublishRequest) -> usize {
     let keys: usize = publish.entries.iter().map(|entry| ENTRY_BYTES + entry.key.len()).sum();
     keys + publish.attested.iter().map(bytes::Bytes::len).sum::<usize>()
+}
+
+fn late() -> Status {
+    Status::deadline_exceeded("no answer")
 }
 
 async fn answered(answer: oneshot::Receiver<Answer>) -> Answer {
@@ -316,6 +327,8 @@ mod tests {
     struct Meta {
         /// The slots of the publishes in each call.
         calls: Mutex<Vec<Vec<u32>>>,
+        /// The request id of each call, and those of its publishes.
+        names: Mutex<Vec<(String, Vec<String>)>>,
         lets: Semaphore,
         knows_several: AtomicBool,
         lost: AtomicBool,
@@ -325,6 +338,9 @@ mod tests {
         async fn carry(&self, _: &str, publishes: Vec<v1::PublishRequest>, _: Instant) -> Result<Vec<Answer>, Status> {
             let slots: Vec<u32> = publishes.iter().map(|publish| publish.entries[0].slot).collect();
             self.calls.lock().push(slots.clone());
+            let own = CallId::current().map(|id| id.to_string()).unwrap_or_default();
+            let names = publishes.iter().map(|publish| publish.request_id.clone()).collect();
+            self.names.lock().push((own, names));
             self.lets.acquire().await.unwrap().forget();
             if slots.len() > 1 && !self.knows_several.load(Ordering::SeqCst) {
                 return Err(Refusal::malformed("grant", "one", "none").into());
@@ -348,8 +364,8 @@ mod tests {
 
     impl Scene {
         fn new() -> Self {
-            let (calls, lets) = (Mutex::default(), Semaphore::new(0));
-            let meta = Meta { calls, lets, knows_several: AtomicBool::new(true), lost: AtomicBool::new(false) };
+            let (calls, names, lets) = (Mutex::default(), Mutex::default(), Semaphore::new(0));
+            let meta = Meta { calls, names, lets, knows_several: AtomicBool::new(true), lost: AtomicBool::new(false) };
             let meta = Arc::new(meta);
             Self { sharing: Sharing::new(Arc::clone(&meta)), meta, began: Instant::now() }
         }
@@ -362,6 +378,7 @@ mod tests {
             };
             let until = self.began + Duration::from_secs(seconds);
             let attempt = Arc::clone(&self.sharing).publish(AT.to_owned(), publish, until);
+            let attempt = CallId::parse(format!("call-{slot}").as_bytes()).unwrap().scope(attempt);
             let publishing = tokio::spawn(async move { timeout_at(until, attempt).await.ok() });
             self.settle().await;
             publishing
@@ -408,6 +425,34 @@ mod tests {
         assert_eq!(scene.calls()[2], [5]);
         scene.let_pass(1).await;
         assert_eq!(applied(last.await.unwrap()), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_publish_carries_the_id_of_the_call_that_it_is_made_for_however_it_leaves() {
+        let scene = Scene::new();
+        let mut all = vec![scene.publish(1, 9).await, scene.publish(2, 9).await, scene.publish(3, 9).await];
+        scene.let_pass(1).await;
+        all.push(scene.publish(4, 9).await);
+        scene.let_pass(2).await;
+        scene.meta.knows_several.store(false, Ordering::SeqCst);
+        all.extend([scene.publish(5, 9).await, scene.publish(6, 9).await, scene.publish(7, 9).await]);
+        scene.let_pass(4).await;
+        let names = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let alone = |id: &str| (id.to_owned(), names(&[""]));
+        let together = |ids: &[&str]| (String::new(), names(ids));
+        let expected = [
+            alone("call-1"),
+            together(&["call-2", "call-3"]),
+            alone("call-4"),
+            alone("call-5"),
+            together(&["call-6", "call-7"]),
+            alone("call-6"),
+            alone("call-7"),
+        ];
+        assert_eq!(*scene.meta.names.lock(), expected);
+        for publish in all {
+            applied(publish.await.unwrap());
+        }
     }
 
     #[tokio::test(start_paused = true)]
