@@ -9,6 +9,8 @@
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "measuring needs a clock and a second thread")]
 #![expect(clippy::print_stdout, reason = "the table is what is asked for")]
 
+mod lending;
+
 use quarry_meta_state::{
     RequestId, Shard,
     directory::{FeedChange, FeedEntry, FeedSlice, Namespace, Policy, RegionState},
