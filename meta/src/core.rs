@@ -5,7 +5,7 @@ use crate::{
     membership::Membership, moves::Moving, offices::Office, tree::Trees,
 };
 use parking_lot::{Mutex, RwLock};
-use quarry_meta_state::{Directory, Shard, directory, shard::plan::Bounds};
+use quarry_meta_state::{Directory, Shard, directory, lending::LentTo, shard::plan::Bounds};
 use quarry_proto::{counters::Counters, refusal::Refusal, v1};
 use quarry_raft::Host;
 use quarry_wire::{
@@ -55,7 +55,14 @@ pub(crate) struct Core {
     /// Whether others say that this node was removed.
     pub(crate) removed: AtomicBool,
     keyring: RwLock<Option<(FeedNumber, Arc<Keyring>)>>,
-    lendable: RwLock<(FeedNumber, Arc<BTreeMap<NodeId, u64>>)>,
+    lendings: RwLock<(FeedNumber, Lendings)>,
+}
+
+/// What the directory lent.
+#[derive(Clone, Default)]
+struct Lendings {
+    unlent: Arc<BTreeMap<NodeId, u64>>,
+    lent: Arc<LentTo>,
 }
 
 impl Core {
@@ -67,7 +74,7 @@ impl Core {
         membership: Arc<Membership>,
     ) -> Self {
         let (counters, gate) = (Counters::default(), Gate::default());
-        let (keyring, lendable) = (RwLock::new(None), RwLock::default());
+        let (keyring, lendings) = (RwLock::new(None), RwLock::default());
         let saving = Arc::new(Semaphore::new(1));
         let served = Mutex::new(Err("the groups were not looked at yet".to_owned()));
         let removed = AtomicBool::new(false);
@@ -85,7 +92,7 @@ impl Core {
             served,
             removed,
             keyring,
-            lendable,
+            lendings,
         }
     }
 
@@ -118,19 +125,31 @@ impl Core {
         Ok(keyring)
     }
 
-    /// Nodes with an extent that is lent to nobody, and the bytes of the largest such, as this node's directory replica has it. Made anew when
-    /// the directory moved.
+    /// Nodes with an extent that is lent to nobody, and the bytes of the largest such, as this node's directory replica has it.
     pub(crate) fn lendable(&self) -> Arc<BTreeMap<NodeId, u64>> {
+        self.lendings().unlent
+    }
+
+    /// What is lent to whom, as this node's directory replica has it.
+    pub(crate) fn lent_to(&self) -> Arc<LentTo> {
+        self.lendings().lent
+    }
+
+    /// Made anew when the directory moved.
+    fn lendings(&self) -> Lendings {
         let position = self.directory.read(Directory::feed_position);
         {
-            let (at, lendable) = &*self.lendable.read();
+            let (at, lendings) = &*self.lendings.read();
             if *at == position {
-                return Arc::clone(lendable);
+                return lendings.clone();
             }
         }
-        let (at, unlent) = self.directory.read(|directory| (directory.feed_position(), Arc::new(directory.unlent())));
-        *self.lendable.write() = (at, Arc::clone(&unlent));
-        unlent
+        let made = self.directory.read(|directory| {
+            let (unlent, lent) = (Arc::new(directory.unlent()), Arc::new(directory.lent_to()));
+            (directory.feed_position(), Lendings { unlent, lent })
+        });
+        *self.lendings.write() = made.clone();
+        made.1
     }
 
     /// Where a grant of `shard` may not be planned, and where more could be had.

@@ -18,10 +18,11 @@ use parking_lot::Mutex;
 use quarry_meta_state::{
     Directory, Shard,
     directory::{DirectoryCommand, DirectoryOutcome},
-    lending::{Coming, Giving, Holdings, ahead, coming, giving, turn},
+    lending::{Coming, Giving, Holdings, ahead, coming, giving, turn, wanted},
     shard::{DropRefusal, ShardCommand, ShardOutcome},
 };
 use quarry_proto::refusal::Refusal;
+use quarry_raft::LogIndex;
 use quarry_wire::ids::{ExtentId, LendNumber, NodeId, ShardId};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -69,6 +70,8 @@ pub(crate) struct Lending {
     aside: Mutex<BTreeMap<ExtentId, Aside>>,
     /// Nodes of which an extent is to be made empty for other shards by moving its values.
     compacting: Mutex<BTreeSet<NodeId>>,
+    /// What the shard has, as of the last entry that was applied here when somebody looked.
+    seen: Mutex<Option<(LogIndex, Holdings)>>,
 }
 
 impl Lending {
@@ -79,6 +82,14 @@ impl Lending {
     /// Nodes of which an extent is to be made empty for other shards by moving its values.
     pub(crate) fn compacting(&self) -> BTreeSet<NodeId> {
         self.compacting.lock().clone()
+    }
+    /// What the shard has now. Made anew when an entry was applied: many ask, and most shards are as they were.
+    fn holdings(&self, hosted: &Hosted<Shard>) -> Holdings {
+        let mut seen = self.seen.lock();
+        hosted.group.with(|machine, at| match &*seen {
+            Some((when, holdings)) if *when == at => holdings.clone(),
+            _ => seen.insert((at, machine.state().holdings())).1.clone(),
+        })
     }
     /// Lets nothing new into an extent that is being emptied.
     pub(crate) fn put_aside(&self, extent: ExtentId) {
@@ -103,7 +114,7 @@ impl Lending {
 
 /// What each shard has, as this node's replicas show it.
 fn holdings(shards: &[HostedShard]) -> Vec<Holdings> {
-    shards.iter().map(|shard| shard.hosted.read(Shard::holdings)).collect()
+    shards.iter().map(|shard| shard.lending.holdings(&shard.hosted)).collect()
 }
 
 /// Lends what is needed and takes back what was returned while this node leads the directory. Ends with the directory.
@@ -245,7 +256,7 @@ async fn give_back(
             by_node.entry(lent.0.region.node).or_default().push((since, lent));
         }
         let (mut emptied, mut compacting) = (Vec::new(), BTreeSet::new());
-        for (node, held) in &own.nodes {
+        for (node, held) in own.nodes.iter() {
             let mut idle = by_node.remove(node).unwrap_or_default();
             // Those that were to be emptied first, then those that were empty for longest.
             let is_aside = |lent: &Lent| shard.lending.aside.lock().contains_key(&lent.0);
@@ -254,10 +265,13 @@ async fn give_back(
             let mut empty_after = |wait: Duration| {
                 still_asked.insert((shard.id, *node));
                 let due = *asked.entry((shard.id, *node)).or_insert(now) + wait + TURN * turn(own, &all, *node);
-                if due <= now { emptied.push(*node) } else { look_at(due) }
+                if due <= now { emptied.push((*node, wanted(own, &all, *node))) } else { look_at(due) }
             };
-            match giving(own, &all, *node, lendable.contains_key(node)) {
-                Giving::Loose { at_once } => match first {
+            let is_large = |lent: &Lent, least: u64| {
+                shard.hosted.read(|state| state.bytes_of(lent.0).is_some_and(|bytes| bytes >= least))
+            };
+            match giving(own, &all, *node, lendable.get(node).copied()) {
+                Giving::Loose { least, at_once } => match idle.into_iter().find(|(_, lent)| is_large(lent, least)) {
                     Some((since, lent)) => {
                         let ripe = if at_once || is_aside(&lent) { now } else { since + EMPTY_FOR };
                         if at_once {
@@ -266,7 +280,7 @@ async fn give_back(
                         }
                         if ripe <= now { drops.push(lent) } else { look_at(ripe) }
                     }
-                    None => set_aside(shard, *node),
+                    None => set_aside(shard, *node, least),
                 },
                 Giving::Compacted { or_emptied } => {
                     compacting.insert(*node);
@@ -300,13 +314,16 @@ async fn give_back(
     (next, looked)
 }
 
-/// Lets nothing new into an extent of `node` whose last slots rest, unless one is aside already.
-fn set_aside(shard: &HostedShard, node: NodeId) {
-    let is_aside = shard.lending.aside().iter().any(|extent| extent.region.node == node);
-    if is_aside {
-        return;
-    }
-    let loose = shard.hosted.read(|state| state.loose_extents().find(|extent| extent.region.node == node));
+/// Lets nothing new into an extent of `node` of at least so many bytes whose last slots rest, unless one is aside already.
+fn set_aside(shard: &HostedShard, node: NodeId, least: u64) {
+    let aside = shard.lending.aside();
+    let loose = shard.hosted.read(|state| {
+        let is_one = |extent: &ExtentId| {
+            extent.region.node == node && state.bytes_of(*extent).is_some_and(|bytes| bytes >= least)
+        };
+        let is_aside = aside.iter().any(is_one);
+        state.loose_extents().find(|extent| !is_aside && is_one(extent))
+    });
     if let Some(extent) = loose {
         shard.lending.put_aside(extent);
     }
@@ -321,9 +338,9 @@ fn spare(directory: &Hosted<Directory>, node: NodeId) -> u32 {
     ahead(total, shards).max(1)
 }
 
-async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) {
-    for node in emptied {
-        empty_one(shard, node).await;
+async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<(NodeId, u64)>) {
+    for (node, least) in emptied {
+        empty_one(shard, node, least).await;
     }
     let deadline = Instant::now() + GIVE_WITHIN;
     let drop = |(extent, lend)| shard.hosted.propose(ShardCommand::DropExtent { extent, lend }, deadline);
@@ -342,16 +359,16 @@ async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<NodeId>) 
     }
 }
 
-/// Begins to empty the extent of `node` that was used least recently, unless one is being emptied.
-async fn empty_one(shard: &HostedShard, node: NodeId) {
+/// Begins to empty the extent of `node` that was used least recently, if possible one of so many bytes, unless one is being emptied.
+async fn empty_one(shard: &HostedShard, node: NodeId, least: u64) {
     let goes_already = |(extent, aside): (&ExtentId, &Aside)| extent.region.node == node && aside.for_poorer;
     let is_under_way = shard.lending.aside.lock().iter().any(goes_already);
     if is_under_way {
         return;
     }
     let uses = &shard.eviction.uses;
-    let Some((extent, victims)) = shard.hosted.read(|state| state.victims_of_an_extent(node, |slab| uses.last(slab)))
-    else {
+    let victims = shard.hosted.read(|state| state.victims_of_an_extent(node, least, |slab| uses.last(slab)));
+    let Some((extent, victims)) = victims else {
         return;
     };
     // Before anything goes, so that nobody takes what becomes free of it.
@@ -364,7 +381,7 @@ async fn empty_one(shard: &HostedShard, node: NodeId) {
 /// another. With the extents that it has there.
 pub(crate) fn awaited(core: &Core, shard: &HostedShard) -> BTreeMap<NodeId, (Coming, u32)> {
     let all = holdings(&core.shards);
-    awaited_by(shard.id, &all, &core.directory.read(|directory| directory.in_transit(&all)))
+    awaited_by(shard.id, &all, &core.lent_to().in_transit(&all))
 }
 
 /// The same, of what all shards have and of the largest extents that are on their way.
@@ -456,12 +473,18 @@ mod tests {
     #[test]
     fn what_is_on_its_way_to_whomever_is_awaited_like_what_others_have_empty() {
         let node = |id| NodeId(id);
-        let held =
-            |extents: u32, room, loose| Held { extents, bytes: u64::from(extents) * 100, room, loose, wanted: None };
+        let held = |extents: u32, room, loose| Held {
+            extents,
+            bytes: u64::from(extents) * 100,
+            room,
+            loose,
+            loose_largest: 100,
+            wanted: None,
+        };
         let with = |shard, nodes: &[(u64, Held)]| Holdings {
             shard: ShardId(shard),
             generation: Generation(1),
-            nodes: nodes.iter().map(|(id, held)| (node(*id), *held)).collect(),
+            nodes: Arc::new(nodes.iter().map(|(id, held)| (node(*id), *held)).collect()),
             has_grants: true,
             is_written: true,
         };

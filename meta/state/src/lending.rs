@@ -29,7 +29,7 @@ use quarry_wire::{
     ids::{ExtentId, Generation, NodeId, RegionId, ShardId},
     limits::extent_bytes,
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A shard asks for more of a node when less than one part in so many of what it has there is free or about to be.
 const ASKS_BELOW: u64 = 4;
@@ -51,7 +51,7 @@ pub struct Holdings {
     /// The generation that it is in: of another one than the directory's, it holds nothing.
     pub generation: Generation,
     /// By node, where something may be put: regions that are up, at nodes that are not drained.
-    pub nodes: BTreeMap<NodeId, Held>,
+    pub nodes: Arc<BTreeMap<NodeId, Held>>,
     /// Whether grants are open, whose slots may come back.
     pub has_grants: bool,
     /// Whether some of them are writers' grants: it needs room.
@@ -71,14 +71,14 @@ impl Holdings {
         // Nothing empty stays where a place is missed, unless that is with who has more.
         let comes_first = poor.wanted.is_none() || has.extents < poor.extents;
         let needs_it = self.is_written && !has.keeps(poor.room_left()) && comes_first;
-        has.loose > 0 && (has.wanted.is_none() && !needs_it || has.extents >= poor.extents + RICHER)
+        has.has_loose(poor.least()) && (has.wanted.is_none() && !needs_it || has.extents >= poor.extents + RICHER)
     }
 
     /// Whether it can make an extent of `node` empty for `poor` by moving values, and has the room that it needs then.
     #[must_use]
     pub fn compacts(&self, node: NodeId, poor: &Self) -> bool {
-        let has = self.on(node);
-        has.loose == 0 && has.extents > 1 && has.wanted.is_none() && has.keeps(poor.on(node).room_left())
+        let (has, least) = (self.on(node), poor.on(node).least());
+        !has.has_loose(least) && has.extents > 1 && has.wanted.is_none() && has.keeps(poor.on(node).room_left())
     }
 
     /// Whether somebody found no place on `node`, or values would go there for room. Who is not written to needs no room.
@@ -105,6 +105,8 @@ pub struct Held {
     pub room: u64,
     /// Extents that are wholly free, or will be once what rests is.
     pub loose: u32,
+    /// Bytes of the largest of these.
+    pub loose_largest: u64,
     /// Somebody found no place for a slot of so many bytes.
     pub wanted: Option<u64>,
 }
@@ -125,7 +127,19 @@ impl Held {
     const fn room_left(&self) -> u64 {
         if self.wanted.is_some() { SHORT_BELOW } else { LEAVES_FOR_SHORT }
     }
-    /// Bytes of one of its extents.
+    /// What an extent must have that is any use to it.
+    #[must_use]
+    pub const fn least(&self) -> u64 {
+        match self.wanted {
+            Some(bytes) => bytes,
+            None => 1,
+        }
+    }
+    /// Whether an extent is empty, or will be, that has at least so many bytes.
+    const fn has_loose(&self, least: u64) -> bool {
+        self.loose > 0 && self.loose_largest >= least
+    }
+    /// Bytes of one of its extents, on average.
     #[must_use]
     pub const fn extent(&self) -> u64 {
         match self.bytes.checked_div(self.extents as u64) {
@@ -157,6 +171,8 @@ pub enum Giving {
     Keep,
     /// Give back an extent that is empty, or put one aside that will be.
     Loose {
+        /// Of at least so many bytes, for somebody who found no place for a slot.
+        least: u64,
         /// Though it may have come a moment ago: this shard has many, and somebody found no place.
         at_once: bool,
     },
@@ -169,28 +185,32 @@ pub enum Giving {
     Emptied,
 }
 
-/// What `own` is to do on `node` for the other shards. `unlent`: whether an extent of the node is lent to nobody, so that nothing need be
-/// given.
+/// What `own` is to do on `node` for the other shards. `unlent`: bytes of the largest extent of the node that is lent to nobody: whoever is served
+/// by that need not be given anything.
 #[must_use]
-pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: bool) -> Giving {
+pub fn giving(own: &Holdings, all: &[Holdings], node: NodeId, unlent: Option<u64>) -> Giving {
     let has = own.on(node);
-    if unlent || has.extents == 0 {
+    if has.extents == 0 {
         return Giving::Keep;
     }
     let others: Vec<&Holdings> =
         all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation).collect();
-    let needy: Vec<&Holdings> = others.iter().copied().filter(|other| other.needs(node)).collect();
-    let is_rich = |poor: &&Holdings| has.extents >= poor.on(node).extents + RICHER;
-    if needy.iter().any(|poor| own.gives(node, poor)) {
-        return Giving::Loose { at_once: needy.iter().any(|poor| poor.on(node).wanted.is_some() && is_rich(poor)) };
+    let is_served = |poor: &Holdings| unlent.is_some_and(|largest| largest >= poor.on(node).least());
+    let needy: Vec<&Holdings> = others.iter().copied().filter(|other| other.needs(node) && !is_served(other)).collect();
+    let is_rich = |poor: &Holdings| has.extents >= poor.on(node).extents + RICHER;
+    let given = || needy.iter().filter(|poor| own.gives(node, poor));
+    if let Some(least) = given().map(|poor| poor.on(node).least()).max() {
+        let at_once = needy.iter().any(|poor| poor.on(node).wanted.is_some() && is_rich(poor));
+        return Giving::Loose { least, at_once };
     }
-    if has.can_spare() && others.iter().any(|other| other.asks(node)) {
-        return Giving::Loose { at_once: false };
+    if unlent.is_none() && has.can_spare() && others.iter().any(|other| other.asks(node)) {
+        return Giving::Loose { least: 1, at_once: false };
     }
     // What others have empty, or are making empty, comes first.
     let gives = |rich: &&Holdings| needy.iter().any(|poor| poor.shard != rich.shard && rich.gives(node, poor));
     let coming: usize = others.iter().copied().filter(gives).map(|rich| rich.on(node).loose as usize).sum();
-    if has.loose > 0 || coming >= needy.len() {
+    let keeps_loose = needy.iter().any(|poor| has.has_loose(poor.on(node).least()));
+    if keeps_loose || coming >= needy.len() {
         return Giving::Keep;
     }
     // Values go for somebody who found no place, not for more room.
@@ -227,9 +247,17 @@ impl Coming {
 #[must_use]
 pub fn coming(own: &Holdings, all: &[Holdings], node: NodeId) -> Option<Coming> {
     let others = || all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
-    let loose = others().filter(|other| other.gives(node, own)).map(|other| Coming::Loose(other.on(node).extent()));
+    let loose =
+        others().filter(|other| other.gives(node, own)).map(|other| Coming::Loose(other.on(node).loose_largest));
     let compacted = others().filter(|other| other.compacts(node, own));
     loose.max().or_else(|| compacted.map(|other| Coming::Compacted(other.on(node).extent())).max())
+}
+
+/// Bytes of the largest slot that somebody found no place for on `node`, at another shard.
+#[must_use]
+pub fn wanted(own: &Holdings, all: &[Holdings], node: NodeId) -> u64 {
+    let others = all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
+    others.filter_map(|other| other.on(node).wanted).max().unwrap_or(0)
 }
 
 /// How many shards come before `own` when one is to evict what is in an extent of `node`: those that have more, or as much and a higher number,
@@ -252,6 +280,30 @@ pub const fn ahead(total: u32, shards: u32) -> u32 {
         Some(_) if shards == 1 => total,
         Some(each) => each,
         None => 0,
+    }
+}
+
+/// What is lent to whom: by shard and node the number of extents, and the bytes of the largest. With the generation of that.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LentTo(BTreeMap<ShardId, BTreeMap<NodeId, (u32, u64)>>, Generation);
+
+impl LentTo {
+    /// Nodes with an extent that is lent to a shard and not seen by it yet, or given back by one and not taken back yet, and the bytes of the
+    /// largest such. For a moment it is nobody's; then somebody has it, or it is lent to nobody: whoever lacks memory looks again.
+    #[must_use]
+    pub fn in_transit(&self, shards: &[Holdings]) -> BTreeMap<NodeId, u64> {
+        let Self(lent, generation) = self;
+        let mut coming: BTreeMap<NodeId, u64> = BTreeMap::new();
+        for (shard, nodes) in lent {
+            let seen = shards.iter().find(|it| it.shard == *shard && it.generation == *generation);
+            for (node, (count, largest)) in nodes {
+                if seen.map_or(0, |it| it.on(*node).extents) < *count {
+                    let most = coming.entry(*node).or_default();
+                    *most = (*largest).max(*most);
+                }
+            }
+        }
+        coming
     }
 }
 
@@ -281,26 +333,24 @@ impl Claim {
 }
 
 impl Directory {
-    /// Nodes with an extent that is lent to a shard and not seen by it yet, or given back by one and not taken back yet, and the bytes of the
-    /// largest such. For a moment it is nobody's; then somebody has it, or it is lent to nobody: whoever lacks memory looks again.
+    /// How many extents of each node are lent to each shard, of regions that are up at nodes that serve, and the bytes of the largest such.
     #[must_use]
-    pub fn in_transit(&self, shards: &[Holdings]) -> BTreeMap<NodeId, u64> {
-        let mut lent: BTreeMap<(NodeId, ShardId), (u32, u64)> = BTreeMap::new();
+    pub fn lent_to(&self) -> LentTo {
+        let mut lent = LentTo::default();
         for (extent, shard, bytes) in self.extents_up() {
             if let Some(shard) = shard {
-                let (count, largest) = lent.entry((extent.region.node, shard)).or_default();
+                let (count, largest) = lent.0.entry(shard).or_default().entry(extent.region.node).or_default();
                 (*count, *largest) = (*count + 1, bytes.max(*largest));
             }
         }
-        let mut coming: BTreeMap<NodeId, u64> = BTreeMap::new();
-        for ((node, shard), (count, largest)) in lent {
-            let seen = shards.iter().find(|it| it.shard == shard && it.generation == self.generation());
-            if seen.map_or(0, |it| it.on(node).extents) < count {
-                let most = coming.entry(node).or_default();
-                *most = largest.max(*most);
-            }
-        }
-        coming
+        lent.1 = self.generation();
+        lent
+    }
+
+    /// [`LentTo::in_transit`] as it is now.
+    #[must_use]
+    pub fn in_transit(&self, shards: &[Holdings]) -> BTreeMap<NodeId, u64> {
+        self.lent_to().in_transit(shards)
     }
 
     /// The lendings that are needed now, at most `max`: one extent after the other to the shard that needs it most, of those that are lent to
@@ -324,7 +374,9 @@ impl Directory {
                 let ranked = claims.iter_mut().filter_map(|claim| Some((claim.rank(ahead)?, claim)));
                 let Some((_, claim)) = ranked.min_by_key(|(rank, _)| *rank) else { break };
                 let least = claim.held.wanted.filter(|_| claim.in_transit == 0).unwrap_or(0);
-                let Some(at) = unlent.iter().position(|(_, bytes)| *bytes >= least) else {
+                // The smallest that is large enough: larger ones are for whoever finds no place for larger slots.
+                let large = unlent.iter().enumerate().filter(|(_, (_, bytes))| *bytes >= least);
+                let Some((at, _)) = large.min_by_key(|(at, (_, bytes))| (*bytes, *at)) else {
                     // No extent left is large enough for what it wants.
                     claim.held.wanted = None;
                     continue;

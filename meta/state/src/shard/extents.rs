@@ -19,7 +19,10 @@ use quarry_wire::{
     ids::{ExtentId, FeedNumber, Generation, LendNumber, NodeId, Ordinal, RegionId, SlotIndex, WriterId},
     limits::extent_bytes,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 impl Shard {
     pub(super) fn apply_feed(&mut self, slice: FeedSlice) -> Result<FeedNumber, FeedRefusal> {
@@ -216,6 +219,12 @@ impl Shard {
         self.extents.get(&extent).map(|held| held.lend)
     }
 
+    /// The bytes of `extent`, if it is held.
+    #[must_use]
+    pub fn bytes_of(&self, extent: ExtentId) -> Option<u64> {
+        self.extents.get(&extent).map(|held| held.bytes)
+    }
+
     /// Extents held that are wholly free: those that can be dropped.
     pub fn idle_extents(&self) -> impl Iterator<Item = (ExtentId, LendNumber)> {
         self.extents.iter().filter(|(_, held)| held.is_all_free()).map(|(extent, held)| (*extent, held.lend))
@@ -278,7 +287,10 @@ impl Shard {
             held.extents += 1;
             held.bytes += it.bytes;
             held.room += it.bytes - live;
-            held.loose += u32::from(live == 0);
+            if live == 0 {
+                held.loose += 1;
+                held.loose_largest = it.bytes.max(held.loose_largest);
+            }
         }
         for (node, bytes) in &self.wants {
             // Whoever found no place may have found one elsewhere meanwhile, or have gone.
@@ -288,7 +300,7 @@ impl Shard {
         }
         let has_grants = !self.writers.is_empty();
         let is_written = self.is_written();
-        Holdings { shard: self.id, generation: self.generation, nodes, has_grants, is_written }
+        Holdings { shard: self.id, generation: self.generation, nodes: Arc::new(nodes), has_grants, is_written }
     }
 
     /// Whether a slot of `bytes` has a place on `node` now, in an extent that is not `aside`.

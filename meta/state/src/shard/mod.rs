@@ -173,7 +173,7 @@ pub struct Shard {
     /// The extents held.
     extents: Map<ExtentId, Extent>,
     /// The highest lend number ever seen, per extent.
-    lends_seen: BTreeMap<ExtentId, LendNumber>,
+    lends_seen: Map<ExtentId, LendNumber>,
     /// Given back, but the feed does not show it yet.
     returned: BTreeMap<ExtentId, LendNumber>,
     /// Nodes of which an extent is wanted, for a slot of so many bytes.
@@ -229,7 +229,7 @@ impl Shard {
             drained: BTreeSet::new(),
             labels: BTreeMap::new(),
             extents: Map::new(),
-            lends_seen: BTreeMap::new(),
+            lends_seen: Map::new(),
             returned: BTreeMap::new(),
             wants: BTreeMap::new(),
             slabs: Map::new(),

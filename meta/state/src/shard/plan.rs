@@ -41,8 +41,8 @@ pub struct Bounds {
     pub lendable: Arc<BTreeMap<NodeId, u64>>,
     /// Nothing is evicted here: what is in use comes back only when it is deleted.
     pub keeps_all: bool,
-    /// Whether a slab takes no more than half of what the shard has free at a node beyond an eighth of it all, so that writers who ask for
-    /// much, and use little of it, leave something for the others. A sixteenth of an extent, or one slot, is always to be had.
+    /// Whether a slab takes, of each node that it lies at, no more than half of what the shard has free there beyond an eighth of it all, so that writers
+    /// who ask for much, and use little of it, leave something for the others. A sixteenth of an extent, or one slot, is always to be had.
     pub in_parts: bool,
 }
 
@@ -196,10 +196,6 @@ impl Planner<'_> {
         }
         (shard.admit_request(&asked, usize::from(least)))
             .map_err(|refusal| self.final_if_nothing_goes(asked.namespace, refusal))?;
-        if self.in_parts {
-            let most = u32::try_from(self.slab_most() / u64::from(asked.slot_size.0)).unwrap_or(u32::MAX);
-            asked.slots = SlotCount(asked.slots.0.min(most).max(1));
-        }
         let asked_slots = asked.slots;
         let mut holders = self.fitting(&mut asked, copies, copies);
         if holders.is_empty() {
@@ -237,15 +233,15 @@ impl Planner<'_> {
         Ok(ShardCommand::Grant { meta, asked, holders })
     }
 
-    /// Bytes of the largest slab that leaves enough for others.
-    fn slab_most(&self) -> u64 {
-        let bytes = |extent: &ExtentId| self.shard.extents[extent].bytes;
-        let free = self.nodes.values().map(|room| {
-            let lent: u64 = room.extents.iter().map(bytes).sum();
-            room.bytes.saturating_sub(lent / ROOM_PARTS) / FREE_PARTS
-        });
-        let extents = self.nodes.values().flat_map(|room| &room.extents).map(bytes);
-        free.max().unwrap_or(0).max(extents.max().unwrap_or(0) / EXTENT_PARTS)
+    /// Bytes of the largest slab at a node with this room that leaves enough for others; one slot is never too much.
+    fn slab_most(&self, room: &Room) -> u64 {
+        if !self.in_parts {
+            return u64::MAX;
+        }
+        let extents = || room.extents.iter().map(|extent| self.shard.extents[extent].bytes);
+        let (lent, largest) = (extents().sum::<u64>(), extents().max().unwrap_or(0));
+        let free = room.bytes.saturating_sub(lent / ROOM_PARTS) / FREE_PARTS;
+        free.max(largest / EXTENT_PARTS)
     }
 
     /// Whether one slot has a place at fewer than `needed` nodes, and at others there is memory to lend.
@@ -264,24 +260,38 @@ impl Planner<'_> {
     /// slot fits.
     fn fitting(&self, asked: &mut GrantRequest, least: u8, most: u8) -> Vec<Proposed> {
         let enough = |places: &Vec<Proposed>| places.len() >= usize::from(least);
-        let places = Some(self.places(slab_bytes(asked), usize::from(most))).filter(enough);
+        let places = Some(self.slab_places(asked, usize::from(most))).filter(enough);
         places.unwrap_or_else(|| {
-            let largest =
-                |room: &Room| room.extents.iter().map(|extent| self.free(*extent).largest()).max().unwrap_or(0);
+            let one = u64::from(asked.slot_size.0);
+            let largest = |room: &Room| {
+                let piece = room.extents.iter().map(|extent| self.free(*extent).largest()).max().unwrap_or(0);
+                piece.min(self.slab_most(room).max(one))
+            };
             let mut largest: Vec<u64> = self.nodes.values().map(largest).collect();
             largest.sort_unstable_by_key(|bytes| Reverse(*bytes));
             let on_all = usize::from(least).checked_sub(1).and_then(|last| largest.get(last)).copied().unwrap_or(0);
-            let slots = u32::try_from(on_all / u64::from(asked.slot_size.0)).unwrap_or(u32::MAX).min(asked.slots.0);
+            let slots = u32::try_from(on_all / one).unwrap_or(u32::MAX).min(asked.slots.0);
             asked.slots = SlotCount(slots.max(1));
-            Some(self.places(slab_bytes(asked), usize::from(most))).filter(enough).unwrap_or_default()
+            Some(self.slab_places(asked, usize::from(most))).filter(enough).unwrap_or_default()
         })
+    }
+
+    /// Places for the slab that is asked for, at nodes where it leaves enough for others.
+    fn slab_places(&self, asked: &GrantRequest, most: usize) -> Vec<Proposed> {
+        let bytes = slab_bytes(asked);
+        self.places_where(bytes, most, |room| asked.slots.0 <= 1 || bytes <= self.slab_most(room))
+    }
+
+    /// The same of `bytes` at any nodes.
+    fn places(&self, bytes: u64, most: usize) -> Vec<Proposed> {
+        self.places_where(bytes, most, |_| true)
     }
 
     /// The places of the `most` best nodes on which `bytes` fit: the best first, then always the best of those that share least with the ones
     /// before.
-    fn places(&self, bytes: u64, most: usize) -> Vec<Proposed> {
+    fn places_where(&self, bytes: u64, most: usize, may_take: impl Fn(&Room) -> bool) -> Vec<Proposed> {
         let number = self.shard.sequence_last + 1 + self.grants;
-        let roomy = self.nodes.iter().filter(|(_, room)| room.bytes >= bytes);
+        let roomy = self.nodes.iter().filter(|(_, room)| room.bytes >= bytes && may_take(room));
         let mut ranked: Vec<_> = roomy.map(|(node, room)| (score(number, *node, room.bytes), *node, room)).collect();
         ranked.sort_by_key(|(score, node, _)| Reverse((*score, *node)));
         let mut placed: Vec<Proposed> = ranked.into_iter().filter_map(|(_, _, room)| self.place(room, bytes)).collect();

@@ -493,3 +493,37 @@ fn where_slabs_are_bounded_one_takes_half_of_what_is_free_beyond_the_room_that_i
     assert_eq!(bench.try_grant(one).unwrap().slots, SlotCount(1), "one slot is never too much");
     bench.drain();
 }
+
+#[test]
+fn where_slabs_are_bounded_they_are_at_every_node_that_they_lie_at() {
+    let parts = |avoid: &[u64]| Bounds {
+        in_parts: true,
+        avoid: avoid.iter().copied().map(NodeId).collect(),
+        ..Bounds::default()
+    };
+    let whole = u32::try_from(EXTENT / u64::from(SLOT)).unwrap();
+    for copies in [1, 2] {
+        let policy = Policy { least: 1, ..Policy::new(Class::Cache, copies) };
+        let mut bench = Bench::with(2, policy, 2);
+        let granted = |bench: &mut Bench, bounds: &Bounds| {
+            let asked = bench.asked(whole);
+            let command = bench.shard.planner_within(LogTime(bench.at), bounds).grant(META, asked).unwrap();
+            bench.try_grant(command).unwrap()
+        };
+        // Node 2 has three extents left, one beyond the eighth that it keeps.
+        for _ in 0..EXTENTS - 3 {
+            granted(&mut bench, &Bounds { in_parts: false, ..parts(&[1]) });
+        }
+        let free = |bench: &Bench| bench.shard.space().regions[&region(2)].free_bytes;
+        let mut at_both = false;
+        for number in 0..12 {
+            let before = free(&bench);
+            let grant = granted(&mut bench, &parts(&[]));
+            let most = (before.saturating_sub(2 * EXTENT) / 2).max(EXTENT / 16);
+            let taken = before - free(&bench);
+            assert!(taken <= most, "{copies} copies, slab {number}: {taken} of {before} bytes");
+            at_both |= grant.holders.len() == 2;
+        }
+        assert_eq!(at_both, copies == 2);
+    }
+}

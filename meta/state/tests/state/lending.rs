@@ -16,7 +16,7 @@ use quarry_meta_state::{
 use quarry_wire::{
     frame::FrameKind,
     grant::{Class, Grant},
-    ids::{ExtentId, Generation, LendNumber, NamespaceId, NodeId, ShardId, SlotIndex, WriterId},
+    ids::{ExtentId, Generation, LendNumber, NamespaceId, NodeId, RegionIndex, ShardId, SlotIndex, WriterId},
     key::Key,
     limits::QUARANTINE,
     units::{LogTime, SlotCount, SlotSize, millis},
@@ -51,6 +51,12 @@ struct Lenders {
 impl Lenders {
     /// So many nodes of sixteen extents, and so many shards; values have this many copies, one is enough.
     fn new(nodes: u64, shards: u32, copies: u8) -> Self {
+        let mut it = Self::with(nodes, shards, copies, &[u64::from(EXTENTS) * EXTENT]);
+        it.balance();
+        it
+    }
+    /// The same with regions of these sizes on each node, and nothing is lent yet.
+    fn with(nodes: u64, shards: u32, copies: u8, regions: &[u64]) -> Self {
         let made = (1..=shards).map(|id| Shard::new(ShardId(id), Settings::new(Generation(1), shards)));
         let mut it = Self {
             directory: Directory::new(),
@@ -63,12 +69,13 @@ impl Lenders {
         it.direct(DirectoryCommand::InitCluster(cluster(shards)));
         for node in 1..=nodes {
             it.direct(DirectoryCommand::AdmitCertificate(certificate(node)));
-            it.direct(register(node, 1));
+            for (index, bytes) in (0..).map(RegionIndex).zip(regions) {
+                it.direct(DirectoryCommand::RegisterRegion { node: NodeId(node), index, bytes: *bytes, life: 1 });
+            }
         }
         let request = RequestId { at: it.directory.log_time(), random: 77 };
         let policy = Policy { least: 1, ..Policy::new(Class::Cache, copies) };
         it.direct(DirectoryCommand::CreateNamespace { request, name: "blocks".into(), policy });
-        it.balance();
         it
     }
     fn direct(&mut self, command: DirectoryCommand) -> DirectoryOutcome {
@@ -105,13 +112,14 @@ impl Lenders {
             let unlent = self.directory.unlent();
             let (all, own) = (self.holdings(), self.shards[index].holdings());
             for node in own.nodes.keys() {
-                match giving(&own, &all, *node, unlent.contains_key(node)) {
+                match giving(&own, &all, *node, unlent.get(node).copied()) {
                     Giving::Keep => {}
-                    Giving::Loose { at_once } => self.drop_one(index, *node, at_once),
+                    Giving::Loose { least, at_once } => self.drop_one(index, *node, least, at_once),
                     Giving::Compacted { .. } => self.compact(index, *node),
                     Giving::Emptied => {
                         if turn(&own, &all, *node) == 0
-                            && let Some((_, victims)) = self.shards[index].victims_of_an_extent(*node, |_| LogTime(0))
+                            && let Some((_, victims)) =
+                                self.shards[index].victims_of_an_extent(*node, 1, |_| LogTime(0))
                         {
                             self.apply(index, ShardCommand::Evict { victims });
                         }
@@ -134,8 +142,10 @@ impl Lenders {
         moved
     }
     /// Gives an empty extent of `node` back, if one has been empty for long enough.
-    fn drop_one(&mut self, index: usize, node: NodeId, at_once: bool) {
-        let idle: BTreeSet<_> = self.shards[index].idle_extents().filter(|(it, _)| it.region.node == node).collect();
+    fn drop_one(&mut self, index: usize, node: NodeId, least: u64, at_once: bool) {
+        let is_large = |it: &ExtentId| self.shards[index].bytes_of(*it).is_some_and(|bytes| bytes >= least);
+        let idle = self.shards[index].idle_extents().filter(|(it, _)| it.region.node == node && is_large(it));
+        let idle: BTreeSet<_> = idle.collect();
         let empty = &mut self.empty[index];
         empty.retain(|lent, _| lent.0.region.node != node || idle.contains(lent));
         for lent in &idle {
@@ -327,7 +337,7 @@ fn the_shard_that_has_most_empties_an_extent_for_a_poor_one_and_between_equals_n
         for index in [1, 2] {
             // Writers of the poor shards go on; what they find no place for is evicted there or comes from the rich one.
             if it.put(index, SLOTS).is_none() {
-                let victims = it.shards[index].victims_of_an_extent(NodeId(1), |_| LogTime(0));
+                let victims = it.shards[index].victims_of_an_extent(NodeId(1), 1, |_| LogTime(0));
                 assert!(victims.is_some(), "round {round}: shard {index} has {:?}", it.lent(1));
                 it.apply(index, ShardCommand::Evict { victims: victims.unwrap().1 });
             }
@@ -441,7 +451,7 @@ fn an_extent_that_is_lent_and_not_seen_yet_or_given_back_is_in_transit() {
 
 /// What one shard has of node 1: extents of 100 bytes each.
 fn held(extents: u32, room: u64, loose: u32, wanted: Option<u64>) -> Held {
-    Held { extents, bytes: u64::from(extents) * 100, room, loose, wanted }
+    Held { extents, bytes: u64::from(extents) * 100, room, loose, loose_largest: u64::from(loose.min(1)) * 100, wanted }
 }
 
 /// The shards that have this, numbered from 1, all of them written or none.
@@ -449,7 +459,7 @@ fn shards(held: &[Held], is_written: bool) -> Vec<Holdings> {
     let with = |(shard, held): (u32, &Held)| Holdings {
         shard: ShardId(shard),
         generation: Generation(1),
-        nodes: BTreeMap::from([(NodeId(1), *held)]),
+        nodes: Arc::new(BTreeMap::from([(NodeId(1), *held)])),
         has_grants: is_written,
         is_written,
     };
@@ -459,7 +469,7 @@ fn shards(held: &[Held], is_written: bool) -> Vec<Holdings> {
 /// What the first of them is to do.
 fn asked_of(is_written: bool, all: &[Held]) -> Giving {
     let all = shards(all, is_written);
-    giving(&all[0], &all, NodeId(1), false)
+    giving(&all[0], &all, NodeId(1), None)
 }
 
 #[test]
@@ -469,12 +479,12 @@ fn every_shard_that_is_richer_by_two_empties_an_extent_in_turn_unless_one_is_com
     let all = |all: [(u32, u32, Option<u64>); 4]| {
         shards(&all.map(|(extents, loose, wanted)| held(extents, u64::from(loose) * 100, loose, wanted)), true)
     };
-    let givings = |all: &[Holdings]| all.iter().map(|own| giving(own, all, node, false)).collect::<Vec<_>>();
+    let givings = |all: &[Holdings]| all.iter().map(|own| giving(own, all, node, None)).collect::<Vec<_>>();
     let full = all([(5, 0, None), (3, 0, Some(1)), (1, 0, Some(1)), (2, 0, None)]);
     assert_eq!(givings(&full), [Emptied, Emptied, Keep, Keep]);
     assert_eq!(full.iter().map(|own| turn(own, &full, node)).collect::<Vec<_>>(), [0, 1, 3, 2]);
     let coming = all([(5, 1, None), (3, 1, None), (1, 0, Some(1)), (2, 2, None)]);
-    let now = |at_once| Giving::Loose { at_once };
+    let now = |at_once| Giving::Loose { least: 1, at_once };
     assert_eq!(givings(&coming), [now(true), now(true), Keep, now(false)]);
     let equal = all([(2, 0, None), (2, 0, None), (0, 0, Some(1)), (2, 0, None)]);
     assert_eq!(equal.iter().map(|own| turn(own, &equal, node)).collect::<Vec<_>>(), [2, 1, 3, 0]);
@@ -483,7 +493,7 @@ fn every_shard_that_is_richer_by_two_empties_an_extent_in_turn_unless_one_is_com
 
 #[test]
 fn what_is_empty_goes_to_who_needs_it_unless_a_poorer_writer_needs_it_as_room() {
-    let loose = Giving::Loose { at_once: false };
+    let loose = Giving::Loose { least: 1, at_once: false };
     let wants = held(0, 0, 0, Some(1));
     for is_written in [false, true] {
         assert_eq!(asked_of(is_written, &[held(1, 100, 1, None), wants]), loose);
@@ -494,7 +504,7 @@ fn what_is_empty_goes_to_who_needs_it_unless_a_poorer_writer_needs_it_as_room() 
         assert_eq!(asked_of(is_written, &[held(2, 110, 1, None), held(2, 40, 0, None)]), Giving::Keep);
         assert_eq!(asked_of(is_written, &[held(1, 100, 1, Some(1)), wants]), Giving::Keep, "it wants some itself");
         assert_eq!(asked_of(is_written, &[held(4, 400, 4, None), held(2, 100, 1, None)]), Giving::Keep, "no need");
-        let at_once = Giving::Loose { at_once: true };
+        let at_once = Giving::Loose { least: 1, at_once: true };
         assert_eq!(asked_of(is_written, &[held(3, 150, 1, Some(1)), wants]), at_once, "though it wants more itself");
     }
     let poorer = [held(2, 105, 1, None), held(3, 0, 0, Some(1))];
@@ -503,7 +513,7 @@ fn what_is_empty_goes_to_who_needs_it_unless_a_poorer_writer_needs_it_as_room() 
     let equals = [held(16, 240, 1, None), held(16, 190, 0, None)];
     assert_eq!(asked_of(true, &equals), Giving::Keep);
     let all = shards(&[held(2, 105, 1, None), wants], true);
-    assert_eq!(giving(&all[0], &all, NodeId(1), true), Giving::Keep, "there is unlent memory");
+    assert_eq!(giving(&all[0], &all, NodeId(1), Some(100)), Giving::Keep, "there is unlent memory");
 }
 
 #[test]
@@ -525,7 +535,7 @@ fn values_are_moved_for_others_before_any_go_and_go_only_for_who_found_no_place(
     assert_eq!(asked_of(true, &[held(4, 0, 0, None), short]), Giving::Keep, "no value goes for more room");
     // Who can move values comes first, and not for ever.
     let all = shards(&[held(4, 0, 0, None), held(3, 130, 0, None), wants], true);
-    assert_eq!(giving(&all[0], &all, NodeId(1), false), Giving::Emptied);
+    assert_eq!(giving(&all[0], &all, NodeId(1), None), Giving::Emptied);
     assert_eq!((turn(&all[0], &all, NodeId(1)), turn(&all[1], &all, NodeId(1))), (1, 1));
 }
 
@@ -546,6 +556,57 @@ fn a_shard_waits_for_what_others_have_empty_or_can_make_empty_and_for_nothing_el
     assert_eq!(coming(&old[0], &old, node), Some(Coming::Loose(100)));
     old[1].generation = Generation(2);
     assert_eq!(coming(&old[0], &old, node), None);
+}
+
+/// A slot that only the extents of the first region hold of a node with two regions.
+const LARGE: u64 = 2 * EXTENT;
+
+fn of_two_sizes(shards: u32) -> Lenders {
+    Lenders::with(1, shards, 1, &[u64::from(EXTENTS) * LARGE, u64::from(EXTENTS) * EXTENT])
+}
+
+#[test]
+fn small_needs_take_small_extents_and_leave_the_large_ones_for_large_slots() {
+    let mut it = of_two_sizes(8);
+    it.balance();
+    for shard in [1, 2, 3] {
+        it.apply(shard, ShardCommand::Want { nodes: vec![NodeId(1)], bytes: EXTENT });
+    }
+    it.balance();
+    assert_eq!(it.lent(1), [0; 8], "none of the region with large ones");
+    it.apply(4, ShardCommand::Want { nodes: vec![NodeId(1)], bytes: LARGE });
+    it.balance();
+    assert_eq!(it.lent(1), [0, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn a_want_of_a_large_slot_is_met_though_small_extents_are_lent_to_nobody() {
+    let mut it = of_two_sizes(8);
+    let large: Vec<ExtentId> =
+        it.directory.extents().map(|(extent, ..)| extent).filter(|extent| extent.region == region(1)).collect();
+    for extent in large {
+        it.direct(DirectoryCommand::LendExtent { extent, shard: ShardId(1) });
+    }
+    it.balance();
+    assert_eq!(it.lent(1)[0], EXTENTS as usize);
+    assert_eq!(it.directory.unlent(), BTreeMap::from([(NodeId(1), EXTENT)]), "only small ones are left");
+    it.apply(5, ShardCommand::Want { nodes: vec![NodeId(1)], bytes: LARGE });
+    it.balance();
+    assert_eq!(it.lent(1)[5], 1, "{:?}", it.holdings());
+}
+
+#[test]
+fn only_what_is_large_enough_is_given_and_waited_for() {
+    let (node, small) = (NodeId(1), |extents, loose| Held { loose_largest: 40, ..held(extents, 40, loose, None) });
+    let wants = held(1, 0, 0, Some(80));
+    let all = |rich: Held| shards(&[rich, wants], true);
+    let asked = |rich: Held, unlent| giving(&all(rich)[0], &all(rich), node, unlent);
+    assert_eq!(asked(small(3, 1), None), Giving::Emptied, "a small one that is empty is of no use");
+    assert_eq!(asked(held(3, 200, 1, None), None), Giving::Loose { least: 80, at_once: true });
+    assert_eq!(asked(held(3, 200, 1, None), Some(40)), Giving::Loose { least: 80, at_once: true }, "nor one of nobody");
+    assert_eq!(asked(held(3, 200, 1, None), Some(80)), Giving::Keep);
+    let comes = |rich: Held| coming(&all(rich)[1], &all(rich), node);
+    assert_eq!((comes(small(3, 1)), comes(held(3, 200, 1, None))), (None, Some(Coming::Loose(100))));
 }
 
 /// Of a node's memory, a shard has this many extents of 100 bytes, and so much room for slabs.
