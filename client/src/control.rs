@@ -59,6 +59,8 @@ pub(crate) struct Control {
     channels: Mutex<HashMap<String, (Expect, Channel)>>,
     /// Address of the leader last heard of, per group.
     leaders: Mutex<HashMap<u32, String>>,
+    /// What was met last where a group's leader was looked for. It counts as long as none is known.
+    missed: Mutex<HashMap<u32, String>>,
     /// Latest log time that a group's replies carried, in milliseconds.
     applied_ms: Mutex<HashMap<u32, u64>>,
     view: RwLock<View>,
@@ -85,6 +87,7 @@ impl Control {
             trust,
             channels: Mutex::default(),
             leaders: Mutex::default(),
+            missed: Mutex::default(),
             applied_ms: Mutex::default(),
             view: RwLock::new(View::new(keyring)),
             next_meta,
@@ -154,15 +157,25 @@ impl Control {
             // Who does not answer for one group does not for the others that it led.
             self.leaders.lock().retain(|other, held| *other != group && !(is_silent && *held == address));
             reached.note(&address, &fault);
+            let described = self.view.read().metas().len();
+            let told = reached.told(group, if described == 0 { self.cluster.metas.len() } else { described });
+            let missed = told.as_ref().map_or_else(|| fault.to_string(), |told| format!("{told}; {fault}"));
+            self.missed.lock().insert(group, missed);
             if Instant::now() + after >= deadline {
-                let described = self.view.read().metas().len();
-                let metas = if described == 0 { self.cluster.metas.len() } else { described };
-                return Err(gave_up(fault, &format!("the leader of group {group}"), reached.told(group, metas)));
+                return Err(gave_up(fault, &format!("the leader of group {group}"), told));
             }
             hint = leader.or_else(|| is_silent.then(|| self.another_meta(&address)));
             self.pause(after).await;
             attempt += 1;
         }
+    }
+
+    /// What is known of the leader of `group`: for those whose own time ends before that of the call that waits for it.
+    pub(crate) fn of_leader(&self, group: u32) -> String {
+        if let Some(address) = self.leaders.lock().get(&group) {
+            return format!("group {group} was led by {address} when it was last heard");
+        }
+        self.missed.lock().get(&group).cloned().unwrap_or_else(|| format!("nobody is known to lead group {group}"))
     }
 
     /// One attempt at one meta node.
@@ -476,6 +489,10 @@ mod tests {
         let asked = control.ask(1, "Describe", &v1::DescribeRequest::default(), deadline, send).await;
         assert!(matches!(asked, Err(CallError::Unreachable { .. })), "{asked:?}");
         assert_eq!(*control.leaders.lock(), HashMap::from([(3, "one:1".to_owned())]));
+        let told = control.of_leader(1);
+        assert!(told.starts_with("meta nodes for group 1: reached nobody, not reached 127.0.0.1:"), "{told}");
+        assert_eq!(control.of_leader(2), "nobody is known to lead group 2");
+        assert_eq!(control.of_leader(3), "group 3 was led by one:1 when it was last heard");
         for _ in 0..9 {
             assert_ne!(control.another_meta(&silent), silent);
         }

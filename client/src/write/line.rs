@@ -137,7 +137,10 @@ impl Line {
         // Who comes to the end of its time first is told what was lacking, and not that time was.
         let late = || {
             let lacking = self.state.lock().lacking.clone();
-            lacking.unwrap_or_else(|| PutError::Deadline { last: "waiting for a slab".to_owned() })
+            lacking.unwrap_or_else(|| {
+                let leader = core.control.of_leader(self.id.shard.0);
+                PutError::Deadline { last: format!("waiting for a slab: {leader}") }
+            })
         };
         loop {
             if let Some(reservation) = self.reserve_now(core, demand) {
