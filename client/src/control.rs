@@ -140,6 +140,8 @@ impl Control {
         let mut reached = Reached::default();
         loop {
             let address = hint.unwrap_or_else(|| self.any_meta());
+            // Who had little time left knows nothing of the node.
+            let has_time = Instant::now() + self.attempt <= deadline;
             let fault = match self.try_meta(&address, method, request.clone(), deadline, &send).await {
                 Ok(reply) => {
                     self.leaders.lock().insert(group, address);
@@ -153,7 +155,7 @@ impl Control {
             let CallStep::Again { leader, after } = retry::after_call(&fault, attempt, began.elapsed()) else {
                 return Err(fault.into_error(&format!("the leader of group {group}")));
             };
-            let is_silent = matches!(fault, Fault::TimedOut | Fault::Transport(_));
+            let is_silent = has_time && matches!(fault, Fault::TimedOut | Fault::Transport(_));
             // Who does not answer for one group does not for the others that it led.
             self.leaders.lock().retain(|other, held| *other != group && !(is_silent && *held == address));
             reached.note(&address, &fault);
@@ -484,8 +486,8 @@ mod tests {
         }
         control.leaders.lock().insert(3, "one:1".to_owned());
         let send = |mut meta: Meta, request| async move { meta.describe(request).await };
-        // Time for one attempt.
-        let deadline = Instant::now() + Duration::from_millis(30);
+        // Time for one attempt and no pause after it.
+        let deadline = Instant::now() + Duration::from_millis(52);
         let asked = control.ask(1, "Describe", &v1::DescribeRequest::default(), deadline, send).await;
         assert!(matches!(asked, Err(CallError::Unreachable { .. })), "{asked:?}");
         assert_eq!(*control.leaders.lock(), HashMap::from([(3, "one:1".to_owned())]));

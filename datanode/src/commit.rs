@@ -379,7 +379,11 @@ impl Commit {
         match call.await {
             Ok(reply) if reply.outcomes.len() == count => Ok(reply),
             Ok(reply) => Err(indeterminate(format!("{} outcomes for {count} entries", reply.outcomes.len()))),
-            Err(LeaderCallError::Refused(refusal)) => Err(refusal),
+            Err(LeaderCallError::Refused { refusal, unsure: false }) => Err(refusal),
+            // The refusal is of the last attempt; one before it may be in the log.
+            Err(LeaderCallError::Refused { refusal, unsure: true }) => {
+                Err(indeterminate(format!("an attempt brought no answer, and the one after it was refused: {refusal}")))
+            }
             Err(LeaderCallError::Deadline { last }) => Err(indeterminate(format!("the shard did not answer: {last}"))),
         }
     }

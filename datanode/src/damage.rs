@@ -71,7 +71,7 @@ pub(crate) async fn report(
         Box::pin(call) as BoxFuture<'static, Result<v1::CheckCopyReply, Status>>
     };
     let reply = node.metas.at_leader(asked.shard, deadline, call).await.map_err(|error| match error {
-        LeaderCallError::Refused(refusal) => refusal,
+        LeaderCallError::Refused { refusal, .. } => refusal,
         // The shard may have dropped the copy all the same.
         LeaderCallError::Deadline { last } => Refusal::Indeterminate(v1::Indeterminate { why: last }),
     })?;

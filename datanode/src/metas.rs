@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
@@ -139,8 +139,13 @@ impl Present {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaderCallError {
     /// It was turned down for good.
-    #[error("{0}")]
-    Refused(Refusal),
+    #[error("{refusal}")]
+    Refused {
+        /// What the last attempt was told.
+        refusal: Refusal,
+        /// Whether an earlier attempt may have taken effect.
+        unsure: bool,
+    },
     /// No answer that settles it came in time.
     #[error("no settling answer in time; last: {last}")]
     Deadline { last: String },
@@ -230,6 +235,7 @@ impl Metas {
         let mut next = 0;
         let mut pause = PAUSE_FIRST;
         let mut seeker = None;
+        let mut unsure = false;
         while Instant::now() < deadline {
             // Before the attempt: an answer that another one gets meanwhile is not missed.
             let found = self.found.notified();
@@ -271,9 +277,16 @@ impl Metas {
                     // There is a leader: it has too much to do.
                     (wait, leads) = (Duration::from_millis(it.retry_after_ms).max(pause), true);
                 }
-                Some(Refusal::Indeterminate(_)) => wait = pause,
-                Some(refusal) => return Err(LeaderCallError::Refused(refusal)),
-                None => self.point(group, &address, None),
+                Some(Refusal::Indeterminate(_)) => (wait, unsure) = (pause, true),
+                Some(refusal) => return Err(LeaderCallError::Refused { refusal, unsure }),
+                None => {
+                    unsure = true;
+                    // Who had little time left knows nothing of the leader.
+                    let is_late = matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled);
+                    if !is_late || until < deadline {
+                        self.point(group, &address, None);
+                    }
+                }
             }
             if hinted.is_none() && next % addresses.len() == 0 {
                 wait = wait.max(pause);

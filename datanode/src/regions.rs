@@ -178,7 +178,9 @@ async fn announce(node: &Arc<Node>, region: &RegionSeat, record: &Signed<RegionR
             let still = node.holdings.lock().recorded(region.id.index, record.clone(), feed);
             Ok(if still { Announced::Recorded } else { Announced::Over })
         }
-        Err(LeaderCallError::Refused(Refusal::StaleIncarnation(_) | Refusal::StaleGeneration(_))) => {
+        Err(LeaderCallError::Refused {
+            refusal: Refusal::StaleIncarnation(_) | Refusal::StaleGeneration(_), ..
+        }) => {
             node.void_all(&[(region.id, incarnation)], None);
             Ok(Announced::Over)
         }

@@ -143,7 +143,7 @@ async fn at_leader<T>(
 ) -> Result<T, Refusal> {
     let answer = node.metas.at_leader(group, deadline, |address, until| call(Arc::clone(node), address, until)).await;
     answer.map_err(|error| match error {
-        LeaderCallError::Refused(refusal) => refusal,
+        LeaderCallError::Refused { refusal, .. } => refusal,
         LeaderCallError::Deadline { last } => unfinished(&last),
     })
 }

@@ -2,9 +2,9 @@
 //!
 //! Decides what travels with what. Whom to ask, how often and until when stays with each publish ([`crate::metas`]): a call here is one attempt
 //! of each that shares it, and one that fails as a whole failed for each. A publish that finds nothing on its way leaves at once and alone.
-//! While a call is on its way others gather; they leave together when they fill one, or when one ends. Nobody is held by another: who gives up
-//! while it waits is not sent, who gives up on the way leaves the others there, and a call that everybody gave up ends with the last of their
-//! deadlines.
+//! While a call is on its way others gather; they leave together when they fill one, or when one ends, or when it is late: one publish of it may
+//! be waiting for something that the others need not. Nobody is held by another: who gives up while it waits is not sent, who gives up on the
+//! way leaves the others there, and a call that everybody gave up ends with the last of their deadlines.
 //!
 //! A meta node that does not know calls of several refuses one as malformed, before anything was done. Its publishes leave one by one then.
 
@@ -18,13 +18,14 @@ use quarry_proto::{
 use quarry_wire::limits::{COMMAND_BYTES_MAX, PUBLISHES_TOGETHER_MAX};
 use std::{
     collections::{BTreeMap, VecDeque},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 use tokio::{
     runtime::Handle,
     sync::oneshot,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tonic::Status;
 
@@ -32,6 +33,10 @@ use tonic::Status;
 const OPEN: usize = 1;
 /// Calls on their way to it at once.
 const WINDOW: usize = 8;
+/// A call that has been on its way for so long is late: others do not wait for it any more.
+const LATE: Duration = Duration::from_millis(30);
+/// Late calls that others do not wait for; with more, the meta node has enough to do.
+const LATE_MAX: usize = 64;
 /// Bytes of publishes that fill a call: about an entry of the log. What is large gains nothing by more company.
 const CALL_BYTES: usize = COMMAND_BYTES_MAX;
 /// How long publishes to a meta node that does not know calls of several leave one by one.
@@ -65,6 +70,8 @@ pub(crate) struct Sharing<C> {
 #[derive(Default)]
 struct Line {
     on_the_way: usize,
+    /// Further calls on their way, which others do not wait for.
+    late: usize,
     waiting: VecDeque<Waiting>,
     /// Of those that wait.
     bytes: usize,
@@ -127,15 +134,13 @@ enum Leave {
 struct Passage<C: Carry> {
     sharing: Arc<Sharing<C>>,
     address: String,
+    is_late: bool,
 }
 
 impl<C: Carry> Drop for Passage<C> {
     fn drop(&mut self) {
-        let Some(next) = self.sharing.next(&self.address) else { return };
-        // Without a runtime the process ends, and nobody waits.
-        if let Ok(runtime) = Handle::try_current() {
-            let passage = Self { sharing: Arc::clone(&self.sharing), address: std::mem::take(&mut self.address) };
-            runtime.spawn(passage.carry(next));
+        if let Some(next) = self.sharing.ended(&self.address, self.is_late) {
+            self.send_off(next);
         }
     }
 }
@@ -157,13 +162,13 @@ impl<C: Carry> Sharing<C> {
     ) -> Answer {
         match self.leave(&address, publish, until) {
             Leave::First(publish) => {
-                let passage = Passage { sharing: Arc::clone(&self), address };
-                self.alone(&passage.address, publish, until).await
+                let mut passage = Passage::new(Arc::clone(&self), address.clone());
+                passage.watched(self.alone(&address, publish, until)).await
             }
             Leave::Alone(publish) => self.alone(&address, publish, until).await,
             Leave::Together(answer) => answered(answer).await,
             Leave::Full(answer, together) => {
-                tokio::spawn(Passage { sharing: self, address }.carry(together));
+                tokio::spawn(Passage::new(self, address).carry(together));
                 answered(answer).await
             }
         }
@@ -193,15 +198,25 @@ impl<C: Carry> Sharing<C> {
     }
 
     /// A call ended: those that leave in its place.
-    fn next(&self, address: &str) -> Option<Vec<Waiting>> {
+    fn ended(&self, address: &str, was_late: bool) -> Option<Vec<Waiting>> {
         let mut lines = self.lines.lock();
         let line = lines.get_mut(address)?;
-        line.on_the_way -= 1;
+        let count = if was_late { &mut line.late } else { &mut line.on_the_way };
+        *count -= 1;
         let next = line.depart();
-        if line.on_the_way == 0 && line.alone_until.is_none() {
+        if line.on_the_way == 0 && line.late == 0 && line.alone_until.is_none() {
             lines.remove(address);
         }
         next
+    }
+
+    /// A call is late: those that leave beside it; none if too many are late.
+    fn late(&self, address: &str) -> Option<Option<Vec<Waiting>>> {
+        let mut lines = self.lines.lock();
+        let line = lines.get_mut(address).filter(|line| line.late < LATE_MAX)?;
+        line.on_the_way -= 1;
+        line.late += 1;
+        Some(line.depart())
     }
 
     async fn alone(&self, address: &str, mut publish: v1::PublishRequest, until: Instant) -> Answer {
@@ -225,17 +240,45 @@ impl<C: Carry> Sharing<C> {
 }
 
 impl<C: Carry> Passage<C> {
+    const fn new(sharing: Arc<Sharing<C>>, address: String) -> Self {
+        Self { sharing, address, is_late: false }
+    }
+
+    /// These leave now.
+    fn send_off(&self, together: Vec<Waiting>) {
+        // Without a runtime the process ends, and nobody waits.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(Self::new(Arc::clone(&self.sharing), self.address.clone()).carry(together));
+        }
+    }
+
+    /// Has others leave beside this call once it is late.
+    async fn watched<T>(&mut self, call: impl Future<Output = T>) -> T {
+        let mut call = pin!(call);
+        if let Ok(ended) = timeout(LATE, &mut call).await {
+            return ended;
+        }
+        if let Some(next) = self.sharing.late(&self.address) {
+            self.is_late = true;
+            if let Some(next) = next {
+                self.send_off(next);
+            }
+        }
+        call.await
+    }
+
     /// Carries these in one call and hands out their answers.
-    async fn carry(self, together: Vec<Waiting>) {
-        let sharing = &self.sharing;
+    async fn carry(mut self, together: Vec<Waiting>) {
+        let (sharing, address) = (Arc::clone(&self.sharing), self.address.clone());
         let together = match <[Waiting; 1]>::try_from(together) {
-            Ok([one]) => return sharing.one(&self.address, one).await,
+            Ok([one]) => return self.watched(sharing.one(&address, one)).await,
             Err(several) => several,
         };
         let Some(until) = together.iter().map(|waiting| waiting.until).max() else { return };
         // Kept, should they have to leave one by one; what is large in them is shared.
         let publishes: Vec<v1::PublishRequest> = together.iter().map(|waiting| waiting.publish.clone()).collect();
-        let failed = match timeout_at(until, sharing.carrier.carry(&self.address, publishes, until)).await {
+        let carried = sharing.carrier.carry(&address, publishes, until);
+        let failed = match self.watched(timeout_at(until, carried)).await {
             Ok(Ok(answers)) if answers.len() == together.len() => {
                 for (waiting, answer) in together.into_iter().zip(answers) {
                     waiting.answered(answer);
@@ -247,9 +290,9 @@ impl<C: Carry> Passage<C> {
             Err(_) => late(),
         };
         if matches!(Refusal::from_status(&failed), Some(Refusal::Malformed(_))) {
-            sharing.part(&self.address);
+            sharing.part(&address);
             for waiting in together {
-                let (sharing, address) = (Arc::clone(sharing), self.address.clone());
+                let (sharing, address) = (Arc::clone(&sharing), address.clone());
                 tokio::spawn(async move { sharing.one(&address, waiting).await });
             }
             return;
@@ -370,13 +413,16 @@ mod tests {
             Self { sharing: Sharing::new(Arc::clone(&meta)), meta, began: Instant::now() }
         }
 
-        /// Somebody publishes this slot and gives up after so many seconds.
+        /// Somebody publishes this slot and gives up so many seconds after the beginning.
         async fn publish(&self, slot: u32, seconds: u64) -> JoinHandle<Option<Answer>> {
+            self.publish_until(slot, self.began + Duration::from_secs(seconds)).await
+        }
+
+        async fn publish_until(&self, slot: u32, until: Instant) -> JoinHandle<Option<Answer>> {
             let publish = v1::PublishRequest {
                 entries: vec![v1::CommitEntry { slot, ..Default::default() }],
                 ..Default::default()
             };
-            let until = self.began + Duration::from_secs(seconds);
             let attempt = Arc::clone(&self.sharing).publish(AT.to_owned(), publish, until);
             let attempt = CallId::parse(format!("call-{slot}").as_bytes()).unwrap().scope(attempt);
             let publishing = tokio::spawn(async move { timeout_at(until, attempt).await.ok() });
@@ -476,23 +522,50 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_has_less_time_is_not_held_and_who_gave_up_is_not_sent_and_leaves_the_others_their_time() {
         let scene = Scene::new();
+        // The meta node says nothing. One gives up in line before the call ahead of it is late.
         let first = scene.publish(1, 2).await;
-        let (short, long) = (scene.publish(2, 1).await, scene.publish(3, 9).await);
-        // The meta node says nothing. The second gives up in line, the first on its way, which makes way for the third.
+        let short = scene.publish_until(2, scene.began + LATE / 2).await;
+        let (longer, longest) = (scene.publish(3, 1).await, scene.publish(4, 9).await);
         assert!(short.await.unwrap().is_none());
+        assert_eq!(scene.began.elapsed().as_millis(), (LATE / 2).as_millis());
+        // On their way together: one gives up, the other is answered.
+        assert!(longer.await.unwrap().is_none());
         assert_eq!(scene.began.elapsed().as_secs(), 1);
         assert!(first.await.unwrap().is_none());
+        assert_eq!(scene.calls(), [vec![1], vec![3, 4]]);
+        scene.let_pass(1).await;
+        assert_eq!(applied(longest.await.unwrap()), 4);
+        assert!(scene.sharing.lines.lock().is_empty(), "nothing is left of it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_call_holds_nobody_unless_there_are_too_many() {
+        let scene = Scene::new();
+        let mut all = vec![scene.publish(100, 9).await, scene.publish(101, 9).await, scene.publish(102, 9).await];
+        assert_eq!(scene.calls(), [[100]]);
+        tokio::time::advance(LATE).await;
         scene.settle().await;
-        assert_eq!(scene.calls(), [[1], [3]]);
-        let (shorter, longer) = (scene.publish(4, 4).await, scene.publish(5, 9).await);
-        scene.let_pass(1).await;
-        assert_eq!(applied(long.await.unwrap()), 3);
-        assert_eq!(scene.calls()[2], [4, 5]);
-        // On their way together: one gives up, the other is answered.
-        assert!(shorter.await.unwrap().is_none());
-        assert_eq!(scene.began.elapsed().as_secs(), 4);
-        scene.let_pass(1).await;
-        assert_eq!(applied(longer.await.unwrap()), 5);
+        assert_eq!(scene.calls(), [vec![100], vec![101, 102]], "they leave beside it");
+        tokio::time::advance(LATE).await;
+        scene.settle().await;
+        for calls in 3..=64 {
+            all.push(scene.publish(100 + calls, 9).await);
+            assert_eq!(scene.calls().len(), calls as usize, "alone, and at once");
+            tokio::time::advance(LATE).await;
+            scene.settle().await;
+        }
+        all.push(scene.publish(165, 9).await);
+        assert_eq!(scene.calls().len(), 65, "as many are late as may be");
+        tokio::time::advance(LATE).await;
+        scene.settle().await;
+        all.push(scene.publish(166, 9).await);
+        all.push(scene.publish(167, 9).await);
+        assert_eq!(scene.calls().len(), 65, "the last one is waited for");
+        scene.let_pass(66).await;
+        for (publish, slot) in all.into_iter().zip(100..) {
+            assert_eq!(applied(publish.await.unwrap()), slot);
+        }
+        assert!(scene.sharing.lines.lock().is_empty(), "nothing is left of it");
     }
 
     #[tokio::test(start_paused = true)]

@@ -81,14 +81,29 @@ const _: () = assert!(VICTIMS_MAX * 32 <= COMMAND_BYTES_MAX / 2);
 #[derive(Default)]
 pub(crate) struct Eviction {
     pub(crate) uses: Uses,
-    lacks: Mutex<BTreeSet<Lack>>,
+    lacks: Mutex<Lacks>,
     wake: Notify,
 }
 
+/// Who found no room since the last look.
+#[derive(Default)]
+struct Lacks {
+    /// No place for a slot.
+    memory: BTreeSet<Lack>,
+    /// Not enough left of a quota.
+    quota: BTreeSet<Lack>,
+}
+
 impl Eviction {
-    /// Somebody found no room for this.
-    pub(crate) fn lacks(&self, lack: Lack) {
-        self.lacks.lock().insert(lack);
+    /// Somebody found no place for this.
+    pub(crate) fn lacks_memory(&self, lack: Lack) {
+        self.lacks.lock().memory.insert(lack);
+        self.wake.notify_one();
+    }
+
+    /// Somebody found the quota used up for this, and values of the namespace can make room in it.
+    pub(crate) fn lacks_quota(&self, lack: Lack) {
+        self.lacks.lock().quota.insert(lack);
         self.wake.notify_one();
     }
 }
@@ -166,17 +181,14 @@ struct Lately {
 }
 
 impl Lately {
-    fn note(&mut self, state: &Shard, lacks: &BTreeSet<Lack>, now: Instant) {
+    fn note(&mut self, lacks: &Lacks, now: Instant) {
         let until = now + WANTED_FOR;
         self.wanted = self.wanted.filter(|(_, until)| now < *until);
         self.pressed.retain(|_, until| now < *until);
-        for lack in lacks {
-            if state.lacks_quota(*lack).is_some() {
-                self.pressed.insert(lack.namespace, until);
-            } else {
-                let largest = self.wanted.map_or(lack.slot_size, |(wanted, _)| wanted.max(lack.slot_size));
-                self.wanted = Some((largest, until));
-            }
+        self.pressed.extend(lacks.quota.iter().map(|lack| (lack.namespace, until)));
+        if let Some(size) = lacks.memory.iter().map(|lack| lack.slot_size).max() {
+            let largest = self.wanted.map_or(size, |(wanted, _)| wanted.max(size));
+            self.wanted = Some((largest, until));
         }
     }
 }
@@ -203,7 +215,7 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
         }
         let Ok(term) = shard.hosted.leads() else {
             // Whoever lacks something asks the new leader.
-            shard.eviction.lacks.lock().clear();
+            *shard.eviction.lacks.lock() = Lacks::default();
             office = None;
             continue;
         };
@@ -211,7 +223,9 @@ pub(crate) async fn run(core: Arc<Core>, index: usize) {
         let since = office.filter(|office| office.term == term).map_or(now, |office| office.since);
         office = Some(Office { term, since });
         let lacks = mem::take(&mut *shard.eviction.lacks.lock());
-        let looked = make_room(&core, shard, &lacks, &mut lately, since, &mut waits).await;
+        lately.note(&lacks, Instant::now());
+        let lacks = &lacks.memory | &lacks.quota;
+        let looked = make_room(&core, shard, &lacks, &lately, since, &mut waits).await;
         if tidy_at <= Instant::now() {
             shard.hosted.read(|state| shard.eviction.uses.keep(|slab| state.has_slab(slab)));
             tidy_at = Instant::now() + TIDY;
@@ -225,7 +239,7 @@ async fn make_room(
     core: &Core,
     shard: &HostedShard,
     lacks: &BTreeSet<Lack>,
-    lately: &mut Lately,
+    lately: &Lately,
     since: LogTime,
     waits: &mut Waits,
 ) -> Duration {
@@ -233,7 +247,6 @@ async fn make_room(
     let began = Instant::now();
     // It may walk over all slots: entries do not wait for that.
     let state: Shard = shard.hosted.frozen();
-    lately.note(&state, lacks, began);
     let wanted = lately.wanted.map(|(size, _)| size);
     let pressed = lately.pressed.keys().copied().collect();
     let look = |coming: &BTreeMap<NodeId, u64>| {

@@ -11,8 +11,18 @@ use curve25519_dalek::constants::EIGHT_TORSION;
 use ed25519_dalek::{Signature, Verifier as _, VerifyingKey, verify_batch};
 use std::sync::LazyLock;
 
-/// The encodings of the points of small order.
-static SMALL_ORDER: LazyLock<[[u8; 32]; 8]> = LazyLock::new(|| EIGHT_TORSION.map(|point| point.compress().0));
+/// The encodings of the points of small order; two of them are taken with the sign of a coordinate that has none, too.
+static SMALL_ORDER: LazyLock<[[u8; 32]; 10]> = LazyLock::new(|| {
+    let mut encodings = [[0; 32]; 10];
+    let (points, signed) = encodings.split_at_mut(8);
+    points.copy_from_slice(&EIGHT_TORSION.map(|point| point.compress().0));
+    // (0, 1) and (0, -1), with a sign of the 0.
+    for (encoding, of) in signed.iter_mut().zip([points[0], points[4]]) {
+        *encoding = of;
+        encoding[31] |= 0x80;
+    }
+    encodings
+});
 
 /// A signature, and what it is said to be of.
 pub(crate) struct Claim<'a> {

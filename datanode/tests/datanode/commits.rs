@@ -166,6 +166,25 @@ async fn a_publish_whose_answers_are_lost_is_indeterminate_at_the_deadline_and_d
 }
 
 #[tokio::test]
+async fn a_refusal_is_definite_unless_an_attempt_before_it_may_have_taken_effect() {
+    let double = Double::start().await;
+    let a = node(&double, 10).await;
+    let grant = grant(&double, &[a.id], 1, 7, 0, 8);
+    let frames = [frame(&grant, 0, "never logged"), frame(&grant, 1, "logged")];
+    write(&double, &[&a], &grant, &[&frames[0], &frames[1]]).await;
+    let wait = Duration::from_secs(5);
+    double.state.lock().mood = Mood::Refuses;
+    let refused = commit_as(&a, &grant, 7, &[a.id], vec![frames[0].entry()], wait).await;
+    assert!(matches!(refused, Err(Refusal::Untrusted(_))), "{refused:?}");
+    double.state.lock().mood = Mood::UnsureOnce;
+    let unknown = commit_as(&a, &grant, 7, &[a.id], vec![frames[1].entry()], wait).await;
+    let Err(Refusal::Indeterminate(said)) = unknown else { panic!("{unknown:?}") };
+    assert!(said.why.contains("revoked meanwhile"), "{said:?}");
+    double.state.lock().mood = Mood::Judges;
+    assert_eq!(commit(&a, &grant, &[&frames[1]]).await.unwrap(), [Code::Committed]);
+}
+
+#[tokio::test]
 async fn a_publish_follows_the_hint_to_the_leader() {
     let (double, leader) = (Double::start().await, Double::start().await);
     let a = node(&double, 10).await;

@@ -103,6 +103,10 @@ pub(crate) enum Mood {
     Judges,
     /// It was handed to the log, and nobody knows.
     Unsure,
+    /// The same once, then it refuses.
+    UnsureOnce,
+    /// Refuses for good.
+    Refuses,
     /// Never answers.
     Silent,
     /// Refuses as no leader, naming another address.
@@ -325,6 +329,13 @@ impl Control for Serves {
                 self.0.lock().judge_all(request.into_inner())?;
                 Err(Refusal::Indeterminate(v1::Indeterminate { why: "lost".to_owned() }).into())
             }
+            Mood::UnsureOnce => {
+                let mut state = self.0.lock();
+                state.mood = Mood::Refuses;
+                state.judge_all(request.into_inner())?;
+                Err(Refusal::Indeterminate(v1::Indeterminate { why: "lost".to_owned() }).into())
+            }
+            Mood::Refuses => Err(Refusal::Untrusted(v1::Untrusted { why: "revoked meanwhile".to_owned() }).into()),
             Mood::Silent => pending().await,
             Mood::Points(address) => Err(Refusal::NotLeader(v1::NotLeader { group: 1, leader: 9, address }).into()),
         }

@@ -219,9 +219,14 @@ async fn grant(core: &Core, asked: v1::GrantRequest, deadline: Instant) -> Resul
     if let Err(Refusal::NoSpace(_)) = &granted {
         shard.moving.wants(wanted.slot_size);
     }
-    // Nodes that answer may be full as well as too few.
-    if let Err(Refusal::NoSpace(_) | Refusal::TooFewNodes(_)) = &granted {
-        shard.eviction.lacks(Lack { namespace: wanted.namespace, slot_size: wanted.slot_size });
+    let lack = Lack { namespace: wanted.namespace, slot_size: wanted.slot_size };
+    match &granted {
+        Err(refusal) if grants::lacks_quota(refusal) => shard.eviction.lacks_quota(lack),
+        // Nothing that goes would help.
+        Err(Refusal::NoSpace(it)) if it.terminal => {}
+        // Nodes that answer may be full as well as too few.
+        Err(Refusal::NoSpace(_) | Refusal::TooFewNodes(_)) => shard.eviction.lacks_memory(lack),
+        _ => {}
     }
     let (grant, applied_ms) = granted?;
     let shared = shard.hosted.read(|state| state.shared_fate(&grant));
@@ -245,9 +250,7 @@ async fn plan_grant(
         let wish = GrantWish { meta: core.config.node, asked: wanted.clone(), bounds: bounds.clone() };
         let done = match shard.hosted.plan(wish, deadline).await {
             Err(refusal) if grants::lacks_quota(&refusal) => {
-                shard.eviction.lacks(lack);
-                let has_room = shard.hosted.wait_for(quota_by, |state| state.lacks_quota(lack).is_none()).await;
-                if has_room && Instant::now() < quota_by {
+                if room_in_quota(shard, lack, quota_by).await {
                     continue;
                 }
                 return Err(refusal);
@@ -272,11 +275,21 @@ async fn plan_grant(
                 sleep(REPLAN_PAUSE).await;
             }
             ShardOutcome::Grant(Err(refusal)) => {
-                return Err(shard.hosted.read(|state| grants::refused(refusal, wanted, state)));
+                let refusal = shard.hosted.read(|state| grants::refused(refusal, wanted, state));
+                // Others took the rest of the quota in between.
+                if !(grants::lacks_quota(&refusal) && room_in_quota(shard, lack, quota_by).await) {
+                    return Err(refusal);
+                }
             }
             other => return Err(strange(&other)),
         }
     }
+}
+
+/// Waits until values of the namespace have made room in its quota; false if there was none in time.
+async fn room_in_quota(shard: &HostedShard, lack: Lack, by: Instant) -> bool {
+    shard.eviction.lacks_quota(lack);
+    shard.hosted.wait_for(by, |state| state.lacks_quota(lack).is_none()).await && Instant::now() < by
 }
 
 /// Wants an extent of every node without a place for the slot. Whether to plan again, because one was lent.

@@ -58,6 +58,11 @@ pub(super) async fn publish(
     if together.len() > PUBLISHES_TOGETHER_MAX {
         return Err(door::too_large("together", PUBLISHES_TOGETHER_MAX, together.len()));
     }
+    // All of them are hashed before anybody else has a turn.
+    let entries = together.iter().map(|publish| publish.entries.len()).sum();
+    if entries > COMMIT_ENTRIES_MAX {
+        return Err(door::too_large("entries of publishes in one call", COMMIT_ENTRIES_MAX, entries));
+    }
     let answers = publish_all(core, together, deadline).await?;
     let together = answers.into_iter().map(|answer| v1::PublishAnswer {
         answer: Some(match answer {

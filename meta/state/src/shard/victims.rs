@@ -314,12 +314,13 @@ impl Shard {
         candidates
     }
 
-    /// The bytes that one value of this size takes of the namespace's quota, if they are more than is left of it in this shard.
+    /// The bytes that one value of this size takes of the namespace's quota, if they are more than is left of it in this shard; none if it can
+    /// never fit.
     #[must_use]
     pub fn lacks_quota(&self, lack: Lack) -> Option<u64> {
-        let (_, copies) = self.quota_of(lack.namespace)?;
+        let (limit, copies) = self.quota_of(lack.namespace)?;
         let one = u64::from(lack.slot_size.0) * u64::from(copies);
-        self.admit_quota(lack.namespace, one, 0).is_err().then_some(one)
+        (one <= limit && self.admit_quota(lack.namespace, one, 0).is_err()).then_some(one)
     }
 
     /// What is left of a namespace's quota in this shard, and what `mark` asks for of it; none if it has no quota.
@@ -340,9 +341,11 @@ impl Shard {
         chosen: &mut BTreeSet<Ordinal>,
     ) {
         let Some((left, high)) = self.quota_left(namespace, marks.high) else { return };
-        let own = || candidates.iter().filter(|candidate| candidate.slab.grant.namespace == namespace);
-        let going: u64 = own().filter(|candidate| chosen.contains(&candidate.id)).map(Candidate::total).sum();
-        let mut left = left.saturating_add(going);
+        // Ahead of need nothing goes that is more than is wanted: it may be all that the namespace has.
+        let may_go = |candidate: &&Candidate<'_>| one > 0 || candidate.total() <= high;
+        let own = || candidates.iter().filter(|candidate| candidate.slab.grant.namespace == namespace).filter(may_go);
+        let going = own().filter(|candidate| chosen.contains(&candidate.id)).map(Candidate::total);
+        let mut left = left.saturating_add(going.sum());
         for candidate in own() {
             if left >= one.max(high) {
                 break;

@@ -270,6 +270,29 @@ fn a_namespace_that_had_used_up_its_quota_lately_keeps_some_of_it_free_and_other
 }
 
 #[test]
+fn one_value_that_is_most_of_a_quota_stays_until_another_needs_its_room_and_one_that_can_never_fit_takes_nothing() {
+    let quota = 16 * u64::from(SLOT);
+    let mut bench = Bench::with(2, Policy { quota_bytes: Some(quota), ..Policy::new(Class::Cache, 1) }, 1);
+    let large = SlotSize(15 * SLOT);
+    let command = {
+        let asked = GrantRequest { slot_size: large, ..bench.asked(1) };
+        bench.shard.planner(LogTime(bench.at), &BTreeSet::new()).grant(META, asked).unwrap()
+    };
+    let grant = bench.try_grant(command).unwrap();
+    fill(&mut bench, &grant, "large");
+    bench.seal(&grant, 1);
+    let (pressed, coming) = (BTreeSet::from([SPACE]), BTreeMap::new());
+    let need = Need { marks: MARKS, lacks: &NO_LACK, wanted: None, pressed: &pressed, coming: &coming };
+    assert_eq!(bench.shard.victims(need, |_| LogTime(0)), [], "an eighth is not left, and nobody needs it");
+    let never = BTreeSet::from([Lack { namespace: SPACE, slot_size: SlotSize(17 * SLOT) }]);
+    assert_eq!(bench.shard.victims(Need { lacks: &never, ..need }, |_| LogTime(0)), []);
+    let again = BTreeSet::from([Lack { namespace: SPACE, slot_size: large }]);
+    let chosen = bench.shard.victims(Need { lacks: &again, ..need }, |_| LogTime(0));
+    assert_eq!(chosen.into_iter().map(|victim| victim.grant).collect::<Vec<_>>(), [grant.id]);
+    bench.drain();
+}
+
+#[test]
 fn a_slab_takes_as_many_slots_as_fit_in_one_piece() {
     // Slots of which four fit in an extent, asked for in numbers that halving would waste.
     let mut bench = Bench::new(1);
