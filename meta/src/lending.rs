@@ -359,7 +359,7 @@ async fn carry_out(shard: &HostedShard, drops: Vec<Lent>, emptied: Vec<(NodeId, 
     }
 }
 
-/// Begins to empty the extent of `node` that was used least recently, if possible one of so many bytes, unless one is being emptied.
+/// Begins to empty the extent of `node` that was used least recently of those with so many bytes, unless one is being emptied.
 async fn empty_one(shard: &HostedShard, node: NodeId, least: u64) {
     let goes_already = |(extent, aside): (&ExtentId, &Aside)| extent.region.node == node && aside.for_poorer;
     let is_under_way = shard.lending.aside.lock().iter().any(goes_already);
@@ -479,6 +479,7 @@ mod tests {
             room,
             loose,
             loose_largest: 100,
+            largest: 100,
             wanted: None,
         };
         let with = |shard, nodes: &[(u64, Held)]| Holdings {

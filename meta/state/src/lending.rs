@@ -78,7 +78,11 @@ impl Holdings {
     #[must_use]
     pub fn compacts(&self, node: NodeId, poor: &Self) -> bool {
         let (has, least) = (self.on(node), poor.on(node).least());
-        !has.has_loose(least) && has.extents > 1 && has.wanted.is_none() && has.keeps(poor.on(node).room_left())
+        !has.has_loose(least)
+            && has.largest >= least
+            && has.extents > 1
+            && has.wanted.is_none()
+            && has.keeps(poor.on(node).room_left())
     }
 
     /// Whether somebody found no place on `node`, or values would go there for room. Who is not written to needs no room.
@@ -101,6 +105,8 @@ pub struct Held {
     pub extents: u32,
     /// Their bytes.
     pub bytes: u64,
+    /// Bytes of the largest.
+    pub largest: u64,
     /// Bytes of them that are free, or rest.
     pub room: u64,
     /// Extents that are wholly free, or will be once what rests is.
@@ -160,7 +166,9 @@ impl Held {
     /// Whether it has so much more than somebody who found no place that values of it go for that.
     #[must_use]
     pub const fn is_richer(&self, poor: &Self) -> bool {
-        self.extents >= poor.extents + RICHER || self.extents > 0 && self.wanted.is_none() && poor.extents == 0
+        let has_more =
+            self.extents >= poor.extents + RICHER || self.extents > 0 && self.wanted.is_none() && poor.extents == 0;
+        has_more && self.largest >= poor.least()
     }
 }
 
@@ -253,11 +261,11 @@ pub fn coming(own: &Holdings, all: &[Holdings], node: NodeId) -> Option<Coming> 
     loose.max().or_else(|| compacted.map(|other| Coming::Compacted(other.on(node).extent())).max())
 }
 
-/// Bytes of the largest slot that somebody found no place for on `node`, at another shard.
+/// Bytes of the largest slot that somebody found no place for on `node` at another shard, and that an extent of `own` would hold.
 #[must_use]
 pub fn wanted(own: &Holdings, all: &[Holdings], node: NodeId) -> u64 {
     let others = all.iter().filter(|other| other.shard != own.shard && other.generation == own.generation);
-    others.filter_map(|other| other.on(node).wanted).max().unwrap_or(0)
+    others.filter_map(|other| other.on(node).wanted).filter(|bytes| *bytes <= own.on(node).largest).max().unwrap_or(0)
 }
 
 /// How many shards come before `own` when one is to evict what is in an extent of `node`: those that have more, or as much and a higher number,

@@ -286,6 +286,7 @@ impl Shard {
             let held = nodes.entry(extent.region.node).or_default();
             held.extents += 1;
             held.bytes += it.bytes;
+            held.largest = it.bytes.max(held.largest);
             held.room += it.bytes - live;
             if live == 0 {
                 held.loose += 1;

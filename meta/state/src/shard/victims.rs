@@ -244,8 +244,7 @@ impl Shard {
     }
 
     /// What must go so that one extent of `node` is empty once it has rested, for another shard: all that lies in the extent whose last use
-    /// is the longest ago. None if every extent holds something that cannot go. `least`: bytes that it should have; if none that can go is so large, it
-    /// is a smaller one.
+    /// is the longest ago. None if every extent of at least `least` bytes holds something that cannot go.
     #[must_use]
     pub fn victims_of_an_extent(
         &self,
@@ -273,10 +272,8 @@ impl Shard {
             }
         }
         let whole = going.into_iter().filter(|(extent, it)| self.extents[extent].live_bytes() == it.bytes);
-        let is_small = |extent: &ExtentId| self.extents[extent].bytes < least;
-        whole
-            .min_by_key(|(extent, it)| (is_small(extent), it.last_used, *extent))
-            .map(|(extent, it)| (extent, it.slabs))
+        let large = whole.filter(|(extent, _)| self.extents[extent].bytes >= least);
+        large.min_by_key(|(extent, it)| (it.last_used, *extent)).map(|(extent, it)| (extent, it.slabs))
     }
 
     /// Whether there is a slab of this grant, be it that only its outcomes are kept.

@@ -451,7 +451,15 @@ fn an_extent_that_is_lent_and_not_seen_yet_or_given_back_is_in_transit() {
 
 /// What one shard has of node 1: extents of 100 bytes each.
 fn held(extents: u32, room: u64, loose: u32, wanted: Option<u64>) -> Held {
-    Held { extents, bytes: u64::from(extents) * 100, room, loose, loose_largest: u64::from(loose.min(1)) * 100, wanted }
+    Held {
+        extents,
+        bytes: u64::from(extents) * 100,
+        room,
+        loose,
+        largest: u64::from(extents.min(1)) * 100,
+        loose_largest: u64::from(loose.min(1)) * 100,
+        wanted,
+    }
 }
 
 /// The shards that have this, numbered from 1, all of them written or none.
@@ -597,11 +605,14 @@ fn a_want_of_a_large_slot_is_met_though_small_extents_are_lent_to_nobody() {
 
 #[test]
 fn only_what_is_large_enough_is_given_and_waited_for() {
-    let (node, small) = (NodeId(1), |extents, loose| Held { loose_largest: 40, ..held(extents, 40, loose, None) });
+    let (node, small) =
+        (NodeId(1), |extents, loose| Held { largest: 40, loose_largest: 40, ..held(extents, 40, loose, None) });
     let wants = held(1, 0, 0, Some(80));
     let all = |rich: Held| shards(&[rich, wants], true);
     let asked = |rich: Held, unlent| giving(&all(rich)[0], &all(rich), node, unlent);
-    assert_eq!(asked(small(3, 1), None), Giving::Emptied, "a small one that is empty is of no use");
+    assert_eq!(asked(small(3, 1), None), Giving::Keep, "no value of a small one goes: it is of no use");
+    let mixed = Held { loose_largest: 40, ..held(3, 40, 1, None) };
+    assert_eq!(asked(mixed, None), Giving::Emptied, "nor is a small one that is empty");
     assert_eq!(asked(held(3, 200, 1, None), None), Giving::Loose { least: 80, at_once: true });
     assert_eq!(asked(held(3, 200, 1, None), Some(40)), Giving::Loose { least: 80, at_once: true }, "nor one of nobody");
     assert_eq!(asked(held(3, 200, 1, None), Some(80)), Giving::Keep);
