@@ -41,6 +41,9 @@ fn main() -> ExitCode {
     let Some(command) = cli.command else {
         return Failure::usage("a command is missing").hint("quarry --help lists them").report(PROGRAM, cli.output);
     };
+    if matches!(command, Command::Meta(_) | Command::Datanode(_)) {
+        quarry_fabric::keep_freed_memory(few_processors());
+    }
     let result = match runtime() {
         Ok(runtime) => runtime.block_on(Box::pin(run(command, cli.log_format, cli.output))),
         Err(wrong) => Err(Failure::error(wrong)),
@@ -56,10 +59,15 @@ fn main() -> ExitCode {
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let said = std::env::var_os("TOKIO_WORKER_THREADS").is_some();
-    if !said && std::thread::available_parallelism().is_ok_and(|processors| processors.get() <= 2) {
+    if !said && few_processors() {
         runtime.worker_threads(1);
     }
     runtime.enable_all().build()
+}
+
+/// Whether hardly two threads run at once.
+fn few_processors() -> bool {
+    std::thread::available_parallelism().is_ok_and(|processors| processors.get() <= 2)
 }
 
 async fn run(command: Command, log_format: Option<LogFormat>, format: Format) -> Result<(), Failure> {
