@@ -159,8 +159,11 @@ impl Control {
             // Who does not answer for one group does not for the others that it led.
             self.leaders.lock().retain(|other, held| *other != group && !(is_silent && *held == address));
             reached.note(&address, &fault);
-            let described = self.view.read().metas().len();
-            let told = reached.told(group, if described == 0 { self.cluster.metas.len() } else { described });
+            let mut metas: Vec<String> = self.view.read().metas().map(str::to_owned).collect();
+            if metas.is_empty() {
+                metas.clone_from(&self.cluster.metas);
+            }
+            let told = reached.told(group, &metas);
             let missed = told.as_ref().map_or_else(|| fault.to_string(), |told| format!("{told}; {fault}"));
             self.missed.lock().insert(group, missed);
             if Instant::now() + after >= deadline {

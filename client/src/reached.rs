@@ -23,8 +23,9 @@ impl Reached {
         is.insert(address.to_owned());
     }
 
-    /// What that means for `group` of a cluster with so many meta nodes; nothing if all answered who were asked.
-    pub(crate) fn told(&self, group: u32, metas: usize) -> Option<String> {
+    /// What that means for `group` of a cluster with these meta nodes; nothing if all answered who were asked. Others may be asked that are none
+    /// any more.
+    pub(crate) fn told(&self, group: u32, metas: &[String]) -> Option<String> {
         if self.silent.is_empty() {
             return None;
         }
@@ -32,8 +33,9 @@ impl Reached {
             if of.is_empty() { "nobody".to_owned() } else { of.iter().cloned().collect::<Vec<_>>().join(", ") }
         };
         let who = format!("reached {}, not reached {}", names(&self.answered), names(&self.silent));
-        let may_answer = metas.saturating_sub(self.silent.len());
-        Some(if 2 * may_answer > metas {
+        let silent = metas.iter().filter(|meta| self.silent.contains(*meta)).count();
+        let metas = metas.len();
+        Some(if 2 * (metas - silent) > metas {
             format!("meta nodes for group {group}: {who}")
         } else {
             format!("no majority of the {metas} meta nodes answers for group {group}: {who}")
@@ -53,15 +55,21 @@ mod tests {
     #[test]
     fn without_a_majority_it_is_said_who_answered_and_who_did_not() {
         let mut reached = Reached::default();
+        let metas = ["h:1", "h:2", "h:3"].map(str::to_owned);
         reached.note("h:1", &no_leader());
-        assert_eq!(reached.told(1, 3), None);
+        assert_eq!(reached.told(1, &metas), None);
+        reached.note("gone:1", &Fault::TimedOut);
+        reached.note("gone:2", &Fault::TimedOut);
+        let told = reached.told(1, &metas).unwrap();
+        assert!(told.starts_with("meta nodes for group 1"), "those are members no more: {told}");
+        reached.silent.clear();
         reached.note("h:2", &Fault::TimedOut);
-        assert_eq!(reached.told(1, 3).unwrap(), "meta nodes for group 1: reached h:1, not reached h:2");
+        assert_eq!(reached.told(1, &metas).unwrap(), "meta nodes for group 1: reached h:1, not reached h:2");
         reached.note("h:3", &Fault::Transport("refused".to_owned()));
         let told = "no majority of the 3 meta nodes answers for group 1: reached h:1, not reached h:2, h:3";
-        assert_eq!(reached.told(1, 3).unwrap(), told);
+        assert_eq!(reached.told(1, &metas).unwrap(), told);
         reached.note("h:1", &Fault::TimedOut);
-        assert!(reached.told(1, 3).unwrap().contains("reached nobody, not reached h:1, h:2, h:3"));
+        assert!(reached.told(1, &metas).unwrap().contains("reached nobody, not reached h:1, h:2, h:3"));
     }
 
     #[test]
@@ -69,6 +77,6 @@ mod tests {
         let mut reached = Reached::default();
         reached.note("h:1", &Fault::TimedOut);
         reached.note("h:1", &no_leader());
-        assert_eq!(reached.told(0, 1), None);
+        assert_eq!(reached.told(0, &["h:1".to_owned()]), None);
     }
 }

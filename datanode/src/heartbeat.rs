@@ -71,19 +71,21 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     };
     let deadline = Instant::now() + node.heartbeat.max(REPLY_MAX);
     let call = async { node.metas.registry(address)?.heartbeat(with_timeout(request, deadline)).await };
-    let reply = timeout_at(deadline, call).await.map_err(|_| Status::deadline_exceeded("no reply in time"))?;
-    if let Err(wrong) = &reply
-        && let Some(Refusal::NodeRefused(it)) = Refusal::from_status(wrong)
-        && it.reason() == Reason::Retired
-    {
-        note(node, address, Some(it.why));
+    let reply = timeout_at(deadline, call).await;
+    let reply = reply.unwrap_or_else(|_| Err(Status::deadline_exceeded("no reply in time")));
+    if let Err(wrong) = &reply {
+        let said = match Refusal::from_status(wrong) {
+            Some(Refusal::NodeRefused(it)) if it.reason() == Reason::Retired => Some(Some(it.why)),
+            _ => None,
+        };
+        note(node, address, said);
     }
     let reply = reply?.into_inner();
     if !node.see_generation(Generation(reply.generation)) {
         // A node that slept through a restore. Whatever it says is about memory that is no more.
         return Err(Status::failed_precondition(format!("it is in generation {}, which is over", reply.generation)));
     }
-    note(node, address, None);
+    note(node, address, Some(None));
     node.metas.heard(&reply.groups);
     let feed = reply.changes.as_ref().and_then(|changes| changes.at).map(FeedNumber::from);
     let over: Vec<(RegionId, Incarnation)> =
@@ -96,13 +98,16 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// A node whose number is used up serves nobody, whatever it holds; it may have missed its own death.
-fn note(node: &Node, address: &str, used_up: Option<String>) {
+/// A node whose number is used up serves nobody, whatever it holds; it may have missed its own death. `said`: none if the meta node says nothing.
+fn note(node: &Node, address: &str, said: Option<Option<String>>) {
     let listeners = node.metas.listeners();
     node.standing.send_if_modified(|standing| {
         let before = standing.forgotten().map(str::to_owned);
         standing.told.retain(|address, _| listeners.contains(address));
-        standing.told.insert(address.to_owned(), used_up);
+        match said {
+            Some(used_up) => standing.told.insert(address.to_owned(), used_up),
+            None => standing.told.remove(address),
+        };
         standing.asked = listeners.len();
         before.as_deref() != standing.forgotten()
     });

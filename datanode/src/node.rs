@@ -101,7 +101,7 @@ pub(crate) struct Standing {
     pub(crate) recorded: BTreeSet<RegionIndex>,
     /// What was last heard of the directory.
     pub(crate) last: String,
-    /// What each meta node, by its address, said last of this node: that its number is used up, and why, or nothing of the kind.
+    /// What each meta node that answers, by its address, said last of this node: that its number is used up, and why, or nothing of the kind.
     pub(crate) told: BTreeMap<String, Option<String>>,
     /// How many meta nodes are asked.
     pub(crate) asked: usize,
@@ -113,9 +113,12 @@ impl Standing {
         self.forgotten().is_none() && self.recorded.len() == regions
     }
 
-    /// Why this node's number is used up, if a majority of the meta nodes say so. One may be behind, or be left over from a history that was
-    /// given up, and be the only one that answers.
+    /// Why this node's number is used up, if a majority of the meta nodes say so, and none takes it as it is. Some may be left over from a
+    /// history that was given up, and be the only ones that answer.
     pub(crate) fn forgotten(&self) -> Option<&str> {
+        if self.told.values().any(Option::is_none) {
+            return None;
+        }
         let mut against = self.told.values().flatten();
         let why = against.next()?;
         (2 * (1 + against.count()) > self.asked).then_some(why)
@@ -401,18 +404,19 @@ mod tests {
     #[test]
     fn a_node_takes_itself_for_forgotten_only_when_a_majority_of_all_meta_nodes_says_so() {
         let mut standing = Standing { asked: 3, ..Standing::default() };
-        let mut says = |meta: &str, used_up: Option<&str>| {
-            standing.told.insert(meta.to_owned(), used_up.map(str::to_owned));
+        let mut says = |meta: &str, said: Option<Option<&str>>| {
+            match said {
+                Some(used_up) => standing.told.insert(meta.to_owned(), used_up.map(str::to_owned)),
+                None => standing.told.remove(meta),
+            };
             standing.forgotten().map(str::to_owned)
         };
-        assert_eq!(
-            says("h:1", Some("forgotten")),
-            None,
-            "the only one that answers may be of a history that was given up"
-        );
-        assert_eq!(says("h:2", None), None, "one knows of nothing");
-        assert_eq!(says("h:3", Some("forgotten")).as_deref(), Some("forgotten"));
-        assert_eq!(says("h:1", None), None, "it took that back: a restore forgot that the node was forgotten");
+        let forgotten = Some(Some("forgotten"));
+        assert_eq!(says("h:1", forgotten), None, "the only one that answers may be of a history that was given up");
+        assert_eq!(says("h:2", Some(None)), None);
+        assert_eq!(says("h:3", forgotten), None, "those two may be, and the other one knows of nothing");
+        assert_eq!(says("h:2", None).as_deref(), Some("forgotten"), "it does not answer any more");
+        assert_eq!(says("h:1", Some(None)), None, "it took that back: a restore forgot that the node was forgotten");
         let alone =
             Standing { asked: 1, told: [("h:1".to_owned(), Some("why".to_owned()))].into(), ..Standing::default() };
         assert!(alone.forgotten().is_some() && !alone.serves(0));

@@ -76,7 +76,7 @@ pub(crate) async fn at_directory<T, F: Future<Output = Result<Response<T>, Statu
     let until = Instant::now() + deadline;
     let left = || until.saturating_duration_since(Instant::now());
     let mut asking = Asking::new(metas, silent(trust, metas, deadline / 2).await);
-    let mut last = CallError::Address { address: String::new() };
+    let mut last: Option<CallError> = None;
     while !left().is_zero() {
         let Some((address, patience)) = asking.next(left()) else { break };
         let wrong = match call(trust, Expect::META, &address, patience, |calls| run(calls, patience)).await {
@@ -88,11 +88,12 @@ pub(crate) async fn at_directory<T, F: Future<Output = Result<Response<T>, Statu
             sleep(PAUSE.min(left())).await;
         }
         // What a node said tells more than that another did not answer.
-        if !wrong.is_silence() || last.is_silence() || matches!(last, CallError::Address { .. }) {
-            last = wrong;
+        if !wrong.is_silence() || last.as_ref().is_none_or(CallError::is_silence) {
+            last = Some(wrong);
         }
     }
-    Err(last.beside(asking.silent))
+    let none_asked = || CallError::Deadline { address: metas.join(", "), after: deadline };
+    Err(last.unwrap_or_else(none_asked).beside(asking.silent))
 }
 
 /// A message that tells the server how long its caller waits.

@@ -125,11 +125,12 @@ impl Health {
         let mut late = 0;
         for node in judge.data_nodes.iter().filter(is_late).filter(|node| !is_out(node)) {
             let silent = node.silent_ms / 1_000;
-            let dead = judge.node_silence_ms / 1_000;
-            let problem = format!(
-                "data node {} at {} does not answer: silent for {silent} s, declared dead after {dead} s",
-                node.node, node.address
-            );
+            let mut problem =
+                format!("data node {} at {} does not answer: silent for {silent} s", node.node, node.address);
+            // Builds before this one do not say.
+            if judge.node_silence_ms > 0 {
+                problem += &format!(", declared dead after {} s", judge.node_silence_ms.div_ceil(1_000));
+            }
             health.add(State::Degraded, problem);
             late += usize::from(node.standing() == v1::Standing::Serving);
         }
