@@ -34,7 +34,7 @@ const OPEN: usize = 1;
 /// Calls on their way to it at once.
 const WINDOW: usize = 8;
 /// A call that has been on its way for so long is late: others do not wait for it any more.
-const LATE: Duration = Duration::from_millis(30);
+const LATE: Duration = Duration::from_millis(100);
 /// Late calls that others do not wait for; with more, the meta node has enough to do.
 const LATE_MAX: usize = 64;
 /// Bytes of publishes that fill a call: about an entry of the log. What is large gains nothing by more company.
