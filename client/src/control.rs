@@ -145,6 +145,7 @@ impl Control {
             let fault = match self.try_meta(&address, method, request.clone(), deadline, &send).await {
                 Ok(reply) => {
                     self.leaders.lock().insert(group, address);
+                    self.missed.lock().remove(&group);
                     return Ok(reply);
                 }
                 Err(fault) => fault,

@@ -83,6 +83,7 @@ async fn once(node: &Node, address: &str) -> Result<(), Status> {
     let reply = reply?.into_inner();
     if !node.see_generation(Generation(reply.generation)) {
         // A node that slept through a restore. Whatever it says is about memory that is no more.
+        note(node, address, None);
         return Err(Status::failed_precondition(format!("it is in generation {}, which is over", reply.generation)));
     }
     note(node, address, Some(None));

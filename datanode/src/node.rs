@@ -46,6 +46,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const EXPIRY_EVERY: Duration = Duration::from_millis(200);
 /// How long calls under way may take to finish when the node stops.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// How long all who answer must take this node for forgotten before it stops, or three heartbeats if that is longer.
+const FORGOTTEN_FOR: Duration = Duration::from_secs(5);
 /// Certificates that are not known are asked for at most this often.
 const REFRESH_EVERY: Duration = Duration::from_millis(200);
 /// How long asking for them may take.
@@ -329,12 +331,19 @@ impl DataNode {
     }
 
     /// Waits until this node's number is known to be used up, and says why. Nobody can use what it holds then, and that does not change: it is to
-    /// be stopped.
+    /// be stopped. Who would say otherwise has had some seconds to.
     pub async fn forgotten(&self) -> String {
+        const KEPT: &str = "the node keeps the sending half";
         let mut standing = self.node.standing.subscribe();
-        let told = standing.wait_for(|standing| standing.forgotten().is_some()).await;
-        let told = told.expect("the node keeps the sending half");
-        told.forgotten().expect("it was waited for").to_owned()
+        loop {
+            let told = standing.wait_for(|standing| standing.forgotten().is_some()).await.expect(KEPT);
+            let why = told.forgotten().expect("it was waited for").to_owned();
+            drop(told);
+            let taken_back = standing.wait_for(|standing| standing.forgotten().is_none());
+            if timeout(FORGOTTEN_FOR.max(self.node.heartbeat * 3), taken_back).await.is_err() {
+                return why;
+            }
+        }
     }
 
     /// Stops: arms nothing more, finishes the calls under way (5 s at most), closes every endpoint.

@@ -8,15 +8,21 @@
 const MAPPED_BYTES: i32 = 8 << 20;
 /// Most that is kept at the end of a heap.
 const KEPT_BYTES: i32 = 64 << 20;
+/// Heaps, where each thread may have one of its own: each keeps so much.
+const HEAPS_MAX: i32 = 8;
 /// Taken beyond what is asked for when a heap grows.
 const AHEAD_BYTES: i32 = 1 << 20;
+
+/// Where an operator says it himself.
+const SAID_BY: [&str; 5] =
+    ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_"];
 
 /// Has the C library keep memory that is freed, instead of asking the system for it again. With `one_heap` all threads share one: right where
 /// few processors run at once. Programs call it in `main`, before they have threads.
 ///
-/// Answers whether it is so. An operator's own word on it (`GLIBC_TUNABLES`, `MALLOC_ARENA_MAX`) stands; other C libraries know nothing of it.
+/// Answers whether it is so. An operator's own word on it (`GLIBC_TUNABLES`, `MALLOC_ARENA_MAX` and its like) stands; other C libraries know nothing of it.
 pub fn keep_freed_memory(one_heap: bool) -> bool {
-    let said = ["GLIBC_TUNABLES", "MALLOC_ARENA_MAX"].iter().any(|name| std::env::var_os(name).is_some());
+    let said = SAID_BY.iter().any(|name| std::env::var_os(name).is_some());
     !said && options(one_heap)
 }
 
@@ -26,7 +32,7 @@ fn options(one_heap: bool) -> bool {
         // SAFETY: takes two numbers, locks what it changes, and touches no memory of ours.
         unsafe { libc::mallopt(option, value) == 1 }
     };
-    let arenas = !one_heap || set(libc::M_ARENA_MAX, 1);
+    let arenas = set(libc::M_ARENA_MAX, if one_heap { 1 } else { HEAPS_MAX });
     let bounds =
         [(libc::M_MMAP_THRESHOLD, MAPPED_BYTES), (libc::M_TRIM_THRESHOLD, KEPT_BYTES), (libc::M_TOP_PAD, AHEAD_BYTES)];
     bounds.into_iter().fold(arenas, |all, (option, value)| set(option, value) && all)
@@ -53,7 +59,7 @@ mod tests {
 
     #[test]
     fn what_is_freed_is_taken_again_without_asking_the_system() {
-        assert!(keep_freed_memory(true), "GLIBC_TUNABLES and MALLOC_ARENA_MAX say nothing else here");
+        assert!(keep_freed_memory(true), "the environment says nothing else here");
         let use_once = || {
             let pieces: Vec<Vec<u8>> = (1..=6).map(|byte| vec![byte; 4 << 20]).collect();
             assert_eq!(pieces.iter().map(|piece| u64::from(piece[4095])).sum::<u64>(), 21);

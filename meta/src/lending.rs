@@ -66,7 +66,8 @@ struct Aside {
 /// What a shard's leader knows about extents that it gives back.
 #[derive(Default)]
 pub(crate) struct Lending {
-    /// Extents that are being emptied for other shards: nothing new goes there.
+    /// Extents that are being emptied for other shards: nothing new goes there. It is taken while the shard's state is read, so the state is never
+    /// read while it is held.
     aside: Mutex<BTreeMap<ExtentId, Aside>>,
     /// Nodes of which an extent is to be made empty for other shards by moving its values.
     compacting: Mutex<BTreeSet<NodeId>>,
@@ -247,8 +248,11 @@ async fn give_back(
         let (idle, dead): (Vec<Lent>, Vec<Lent>) =
             shard.hosted.read(|state| (state.idle_extents().collect(), state.dead_extents().collect()));
         let mut drops = dead.clone();
-        let still = |extent: ExtentId| shard.hosted.read(|state| state.held(extent).is_some());
-        shard.lending.aside.lock().retain(|extent, aside| now < aside.until && still(*extent));
+        // Not under the lock: who waits for a place takes it while it reads the state.
+        let aside = shard.lending.aside();
+        let gone: BTreeSet<ExtentId> =
+            shard.hosted.read(|state| aside.into_iter().filter(|extent| state.held(*extent).is_none()).collect());
+        shard.lending.aside.lock().retain(|extent, aside| now < aside.until && !gone.contains(extent));
         let mut by_node: BTreeMap<NodeId, Vec<(Instant, Lent)>> = BTreeMap::new();
         for lent in idle.into_iter().filter(|lent| !dead.contains(lent)) {
             seen.insert((shard.id, lent));

@@ -251,6 +251,8 @@ async fn plan_grant(
         let done = match shard.hosted.plan(wish, deadline).await {
             Err(refusal) if grants::lacks_quota(&refusal) => {
                 if room_in_quota(shard, lack, quota_by).await {
+                    // Others may take it first.
+                    sleep(REPLAN_PAUSE).await;
                     continue;
                 }
                 return Err(refusal);

@@ -165,7 +165,10 @@ fn heartbeat(core: &Core, asked: v1::HeartbeatRequest) -> Result<v1::HeartbeatRe
         return Err(door::too_large("regions", REGIONS_MAX, asked.regions.len()));
     }
     let node = NodeId(asked.node);
-    if core.directory.read(|directory| directory.is_retired(node)) {
+    let (own, is_retired) = core.directory.read(|directory| (directory.generation(), directory.is_retired(node)));
+    // What this node knows belongs to a history that was given up, if the caller has seen a later one.
+    let is_old = asked.seen.is_some_and(|seen| seen.generation > own.0);
+    if is_retired && !is_old {
         return Err(forgotten(node));
     }
     let mut void = Vec::new();

@@ -75,6 +75,12 @@ pub(crate) async fn up(args: &UpArgs, format: Format) -> Result<(), Failure> {
     } else {
         stderr::line("warning: TLS is off: whoever reaches the ports of this cluster may do everything");
     }
+    for member in cluster.forgotten() {
+        stderr::line(format_args!(
+            "{member} does not run: the cluster has forgotten it, its log is {}",
+            cluster.log_file(*member).display()
+        ));
+    }
     match format {
         Format::Text => say(&cluster, &file).await?,
         Format::Json => say_json(&cluster, &file).await?,

@@ -189,6 +189,10 @@ impl Planner<'_> {
         if let Some((limit, _)) = shard.quota_of(asked.namespace) {
             let used = shard.used.get(&asked.namespace).copied().unwrap_or(0).saturating_add(planned);
             let one = u64::from(asked.slot_size.0) * u64::from(copies);
+            if one > limit {
+                // It never fits with all its copies, and fewer are for want of nodes.
+                return Err(GrantRefusal::Quota { limit, used, asked: one, comes_back: false });
+            }
             // Small enough that one slab is no large part of what the namespace may have: it is evicted whole.
             let left = limit.saturating_sub(used).min(limit / QUOTA_SLABS).checked_div(one).unwrap_or(0);
             let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);

@@ -293,6 +293,20 @@ fn one_value_that_is_most_of_a_quota_stays_until_another_needs_its_room_and_one_
 }
 
 #[test]
+fn a_value_that_fits_its_quota_only_with_fewer_copies_than_it_is_to_have_is_refused_for_good() {
+    let quota = 3 * u64::from(SLOT);
+    let mut bench = Bench::with(2, Policy { quota_bytes: Some(quota), least: 1, ..Policy::new(Class::Cache, 2) }, 1);
+    filled(&mut bench, "k", 1);
+    let size = SlotSize(2 * SLOT);
+    let asked = GrantRequest { slot_size: size, ..bench.asked(1) };
+    let refused = bench.shard.planner(LogTime(bench.at), &BTreeSet::new()).grant(META, asked).unwrap_err();
+    let (used, asked) = (2 * u64::from(SLOT), 4 * u64::from(SLOT));
+    assert_eq!(refused, GrantRefusal::Quota { limit: quota, used, asked, comes_back: false });
+    assert_eq!(bench.shard.lacks_quota(Lack { namespace: SPACE, slot_size: size }), None, "nothing goes for it");
+    bench.drain();
+}
+
+#[test]
 fn a_slab_takes_as_many_slots_as_fit_in_one_piece() {
     // Slots of which four fit in an extent, asked for in numbers that halving would waste.
     let mut bench = Bench::new(1);

@@ -26,7 +26,10 @@ pub use process::{PARENT_VARIABLE, die_with_parent};
 use rustix::process::Pid;
 pub use rustix::process::Signal;
 
-use crate::admin::{self, CallError, Traffic};
+use crate::{
+    admin::{self, CallError, Traffic},
+    exit::Code,
+};
 use layout::{Layout, check_binary};
 use ports::Port;
 use process::Process;
@@ -77,6 +80,8 @@ pub struct LocalCluster {
     trust: Trust,
     spec: LocalSpec,
     running: BTreeMap<Member, Process>,
+    /// Data nodes that have ended because the cluster has forgotten them.
+    forgotten: BTreeSet<Member>,
     /// Keeps the ports ours, also while their processes are down.
     _ports: Vec<Port>,
 }
@@ -95,7 +100,7 @@ impl LocalCluster {
         let addresses = ports.iter().map(Port::address).collect::<Vec<_>>();
         let layout = Layout::create(dir, &spec, &addresses)?;
         let trust = layout.trust()?;
-        Ok(Self { layout, trust, spec, running: BTreeMap::new(), _ports: ports })
+        Ok(Self { layout, trust, spec, running: BTreeMap::new(), forgotten: BTreeSet::new(), _ports: ports })
     }
 
     /// The cluster that was made in `dir` before, on the same addresses, with new credentials for all connections. Starts nothing. What the folder says wins over `spec`, of which the
@@ -110,7 +115,7 @@ impl LocalCluster {
         let ports = ports.collect::<Result<_, _>>().map_err(LocalError::Ports)?;
         layout.renew()?;
         let trust = layout.trust()?;
-        Ok(Self { layout, trust, spec, running: BTreeMap::new(), _ports: ports })
+        Ok(Self { layout, trust, spec, running: BTreeMap::new(), forgotten: BTreeSet::new(), _ports: ports })
     }
 
     /// Whether a cluster was made in `dir`.
@@ -161,6 +166,9 @@ impl LocalCluster {
         let address = self.address(member);
         loop {
             self.all_alive()?;
+            if self.forgotten.contains(&member) {
+                return Ok(());
+            }
             let replies = self.metas_status().await;
             let judge = admin::leader_of(&replies, admin::DIRECTORY);
             let of_judge = replies.iter().filter(|reply| judge.is_some_and(|judge| reply.node == judge.0));
@@ -486,10 +494,22 @@ impl LocalCluster {
         Ok(ended)
     }
 
-    /// An error if a process that should run has ended by itself.
+    /// An error if a process that should run has ended by itself. A data node that the cluster has forgotten should not.
     fn all_alive(&mut self) -> Result<(), LocalError> {
-        let Some((member, status)) = self.ended()?.into_iter().next() else { return Ok(()) };
-        Err(LocalError::Ended { member, status, log: tail(&self.log_file(member)) })
+        for (member, status) in self.ended()? {
+            let is_forgotten = matches!(member, Member::Data(_)) && status.code() == Some(Code::Conflict as i32);
+            if !is_forgotten {
+                return Err(LocalError::Ended { member, status, log: tail(&self.log_file(member)) });
+            }
+            self.forgotten.insert(member);
+        }
+        Ok(())
+    }
+
+    /// Data nodes that have ended because the cluster has forgotten them.
+    #[must_use]
+    pub const fn forgotten(&self) -> &BTreeSet<Member> {
+        &self.forgotten
     }
 
     /// Drops the process, which ends and reaps it if it lives.
