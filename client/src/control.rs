@@ -176,10 +176,10 @@ impl Control {
         }
     }
 
-    /// What is known of the leader of `group`: for those whose own time ends before that of the call that waits for it.
+    /// Why no slab came, as far as is known of the leader of `group`: for those whose own time ends before that of the call that waits for it.
     pub(crate) fn of_leader(&self, group: u32) -> String {
         if let Some(address) = self.leaders.lock().get(&group) {
-            return format!("group {group} was led by {address} when it was last heard");
+            return format!("none was granted in time by {address}, which leads group {group} as far as is known");
         }
         self.missed.lock().get(&group).cloned().unwrap_or_else(|| format!("nobody is known to lead group {group}"))
     }
@@ -498,7 +498,7 @@ mod tests {
         let told = control.of_leader(1);
         assert!(told.starts_with("meta nodes for group 1: reached nobody, not reached 127.0.0.1:"), "{told}");
         assert_eq!(control.of_leader(2), "nobody is known to lead group 2");
-        assert_eq!(control.of_leader(3), "group 3 was led by one:1 when it was last heard");
+        assert_eq!(control.of_leader(3), "none was granted in time by one:1, which leads group 3 as far as is known");
         for _ in 0..9 {
             assert_ne!(control.another_meta(&silent), silent);
         }

@@ -64,7 +64,7 @@ struct State {
     demand: u32,
     /// The slab that is being opened.
     opening: Option<Opening>,
-    /// What the slab that is being opened lacked so far.
+    /// What was lacking since the last slab was opened.
     lacking: Option<PutError>,
     used: Instant,
 }
@@ -217,7 +217,11 @@ impl Line {
                 tracing::debug!(%error, "a slab could not be opened");
             }
             let mut state = line.state.lock();
-            (state.opening, state.lacking) = (None, None);
+            state.opening = None;
+            // What was lacking is so for the next one, too, until one comes.
+            if outcome.is_ok() {
+                state.lacking = None;
+            }
             drop(state);
             // A slab that was fetched ahead of need has nobody waiting.
             drop(tell.send(outcome));

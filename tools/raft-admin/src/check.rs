@@ -100,12 +100,17 @@ pub(crate) async fn run(command: CheckCommand, format: Format) -> Result<ExitCod
     let CheckCommand::Perf { dir, span, disk_only, group, ask } = command;
     let disk = measure_disk(&dir, span).map_err(|wrong| Failure::of_file(&dir, &wrong))?;
     let disk = disk.ok_or_else(|| Failure::usage("--span is too short for a single write"))?;
-    let commits = match ask.cluster {
+    let measured = match ask.cluster {
         Some(cluster) if !disk_only => {
             let ask = Ask { cluster, credentials: ask.credentials, timeout: ask.timeout };
-            Some(measure_commits(&ask, group, span).await?)
+            measure_commits(&ask, group, span).await.map(Some)
         }
-        _ => None,
+        _ => Ok(None),
+    };
+    // What the disk gives is told also if the cluster does not answer.
+    let (commits, wrong) = match measured {
+        Ok(commits) => (commits, None),
+        Err(wrong) => (None, Some(wrong)),
     };
     let warnings = judge(&disk, commits.as_ref());
     line(match format {
@@ -126,7 +131,7 @@ pub(crate) async fn run(command: CheckCommand, format: Format) -> Result<ExitCod
             warnings.iter().fold(text, |text, warning| format!("{text}\nwarning: {warning}"))
         }
     })?;
-    Ok(ExitCode::SUCCESS)
+    wrong.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 fn ratio(of: Duration, to: Duration) -> f64 {
