@@ -57,12 +57,12 @@ struct Reading {
 async fn read(trust: &Trust, metas: &[String]) -> Result<Reading, Failure> {
     let mut processes = BTreeMap::new();
     let mut data: BTreeSet<(u64, String)> = BTreeSet::new();
-    let answers = admin::status_all(trust, metas, PATIENCE).await;
+    let (metas, answers) = admin::status_of_present(trust, metas, PATIENCE).await;
     admin::unless_forbidden(&answers)?;
     if let Some(Err(wrong)) = answers.iter().find(|_| answers.iter().all(Result::is_err)) {
         return Err(Failure::new(Code::Unavailable, format!("no meta node answers; the first: {wrong}")));
     }
-    for (address, answer) in metas.iter().zip(answers) {
+    for (address, answer) in metas.into_iter().zip(answers) {
         let process = match answer {
             Ok(status) => {
                 data.extend(status.data_nodes.iter().map(|node| (node.node, node.address.clone())));
@@ -70,7 +70,7 @@ async fn read(trust: &Trust, metas: &[String]) -> Result<Reading, Failure> {
             }
             Err(wrong) => ("meta", 0, Err(wrong.to_string())),
         };
-        processes.insert(address.clone(), process);
+        processes.insert(address, process);
     }
     for (node, address) in data {
         let scraped = match admin::node_status(trust, &address, PATIENCE).await {

@@ -41,13 +41,13 @@ pub(super) async fn check(named: &str, credentials: Option<&Path>, timeout: Dura
         }
     };
     findings.push(of_trust(&trust, Path::new(named)));
-    let answers = admin::status_all(&trust, &cluster.metas, timeout).await;
+    let (metas, answers) = admin::status_of_present(&trust, &cluster.metas, timeout).await;
     if let Err(wrong) = admin::unless_forbidden(&answers) {
         findings.push(Finding::warn("cluster", wrong, admin::ADMINISTRATOR));
         return;
     }
     let mut data: BTreeMap<u64, String> = BTreeMap::new();
-    for (address, answer) in cluster.metas.iter().zip(&answers) {
+    for (address, answer) in metas.iter().zip(&answers) {
         findings.push(meta(&cluster, address, answer.as_ref()));
         let Ok(reply) = answer else { continue };
         if reply.cluster[..] != cluster.uuid.0 {
@@ -61,7 +61,7 @@ pub(super) async fn check(named: &str, credentials: Option<&Path>, timeout: Dura
     for (node, address) in data {
         findings.push(data_node(node, &address, admin::node_status(&trust, &address, timeout).await.as_ref()));
     }
-    findings.push(together(&Health::judge(&cluster.metas, &answers)));
+    findings.push(together(&Health::judge(&metas, &answers)));
 }
 
 const CREDENTIALS: &str = "credentials";
