@@ -72,7 +72,7 @@ async fn a_backup_restored_on_new_folders_keeps_what_was_known_and_a_node_of_bef
         let restore =
             ["snapshot", "restore", text(&file), "--dir", text(&dir), "--node", &node, "--plan", text(&planned)];
         let refused = raft_admin(&restore).await;
-        assert_eq!(refused.code, Some(1), "a folder that is not empty is not touched");
+        assert_eq!(refused.code, Some(4), "a folder that is not empty is not touched");
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!(told(&restore).await["generation"], 2);
         cluster.restart(*meta).unwrap();
