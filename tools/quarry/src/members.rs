@@ -1,7 +1,7 @@
 //! Who the nodes are: changes of the meta nodes, and what data nodes are used for.
 //!
 //! The directory's leader decides and acts; these calls find it, by its own hints, and ask again for as long as that helps. All of them may be
-//! made any number of times. Whom to ask next, and for how long, is decided by [`Asking`].
+//! made any number of times. Whom to ask next, and for how long, is decided by `Asking`.
 
 use crate::admin::{CallError, Calls, LOOK, call, silent};
 use quarry_proto::{refusal::Refusal, v1};
