@@ -214,7 +214,7 @@ impl Keyring {
         }
     }
 
-    /// Checks statements as [`Self::verify`] does, their signatures together: many take half of the time. What that changes is said in
+    /// Checks statements as [`Self::verify`] does, their signatures together: many take about six tenths of the time. What that changes is said in
     /// `together.rs`: a node can sign so that it passes here and not alone.
     pub fn verify_all<S: Statement>(&self, statements: &[&Signed<S>]) -> Vec<Result<(), TrustError>> {
         let signers: Vec<_> = statements.iter().map(|signed| self.signer(signed)).collect();
